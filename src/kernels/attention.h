@@ -1,0 +1,95 @@
+// Exact attention over encoded K/V pages, for prefill and decode alike.
+//
+// The unit is a split: kSplitTokens tokens on the absolute position grid (4 pages of 64). For each
+// split and query row the kernel gives a partial softmax (max, sum, weighted V); partials are merged
+// strictly in split order. Every step of one row (dot products channel by channel, sums token by
+// token, merges split by split) is computed in an order fixed by positions alone, so a row's result
+// is bit-identical however many rows, threads or calls share the work and wherever the pages lie.
+// That is the ground of determinism L1 and L2 (ARCHITECTURE.md).
+//
+// Thread-safe: no state of their own; each call writes only the memory it is given.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "base/result.h"
+#include "kv/layout.h"
+
+namespace hifc::kernels {
+
+inline constexpr uint32_t kSplitTokens = 256;
+inline constexpr uint32_t kSplitPages = kSplitTokens / kv::kPageTokens;
+
+struct HeadParameters {
+  uint32_t head_dim = 0;  // multiple of 16, at most 512
+  float scale = 1.0f;     // applied to q.k
+  float softcap = 0.0f;   // 0: none; else s = softcap * tanh(s / softcap) after scaling
+};
+
+// The pages of one KV head in one split; F16 bits. A page no row sees may be null. Tokens beyond a
+// row's range inside a page must be finite (zero is fine): they are multiplied by zero.
+struct SplitPages {
+  std::array<const uint16_t*, kSplitPages> k = {};  // each [head_dim][64]
+  std::array<const uint16_t*, kSplitPages> v = {};  // each [64][head_dim]
+};
+
+// Query rows: any mix of tokens and of the query heads that share the KV head.
+struct QueryRows {
+  uint32_t count = 0;
+  const float* q = nullptr;         // [count][head_dim]
+  const uint32_t* begin = nullptr;  // [count] visible tokens of this split are [begin, end);
+  const uint32_t* end = nullptr;    // [count] begin >= end: the row sees nothing here
+};
+
+// Softmax state of rows. An empty row has max = -infinity, sum = 0 and o = 0.
+struct Partials {
+  float* max = nullptr;  // [count]
+  float* sum = nullptr;  // [count]
+  float* o = nullptr;    // [count][head_dim], not yet divided by sum
+};
+
+enum class Isa : uint8_t { kPortable, kAvx2, kAvx512 };
+
+// One instruction set's kernels.
+struct Kernels {
+  Isa isa = Isa::kPortable;
+
+  // Bytes of scratch (64-byte aligned) that attend_split needs for up to `rows` rows.
+  size_t (*scratch_bytes)(const HeadParameters&, uint32_t rows) = nullptr;
+
+  // Partials of all rows over one split; overwrites `out`. Few rows (decode): encoded pages are
+  // converted in registers. Many rows (prefill): each page is decoded once into scratch.
+  void (*attend_split)(const HeadParameters&, const SplitPages&, const QueryRows&,
+                       std::byte* scratch, const Partials& out) = nullptr;
+
+  // into := into merged with the next split's partials.
+  void (*merge)(uint32_t head_dim, uint32_t rows, const Partials& into,
+                const Partials& next) = nullptr;
+
+  // out[row * out_stride + d] = o / sum; zero for a row that saw nothing. Never writes -0.
+  void (*finish)(uint32_t head_dim, uint32_t rows, const Partials& state, float* out,
+                 size_t out_stride) = nullptr;
+
+  // Writes `count` tokens' K vectors of one head into a K page from token `first` on, transposing:
+  // rows[t * row_stride + d] -> page[d * 64 + first + t]. F16 bits, first + count <= 64.
+  void (*store_k)(uint32_t head_dim, const uint16_t* rows, size_t row_stride, uint32_t first,
+                  uint32_t count, uint16_t* page) = nullptr;
+  // The same for V: rows[t * row_stride + d] -> page[(first + t) * head_dim + d].
+  void (*store_v)(uint32_t head_dim, const uint16_t* rows, size_t row_stride, uint32_t first,
+                  uint32_t count, uint16_t* page) = nullptr;
+};
+
+// The kernels of one instruction set; kUnsupported where the CPU or the build lacks it.
+Result<const Kernels*> kernels_for(Isa isa);
+
+// The best of this CPU, or what HIFC_FORCE_ISA (portable, avx2, avx512) asks for; kInvalid for any
+// other value of it, kUnsupported where the CPU lacks what it names.
+Result<const Kernels*> select_kernels();
+
+std::string_view to_string(Isa isa);
+
+}  // namespace hifc::kernels
