@@ -17,6 +17,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/result.h"
@@ -53,10 +54,12 @@ struct StoreStatistics {
   uint64_t writes = 0, written_bytes = 0;  // write requests issued and their bytes
   uint64_t reads = 0, read_bytes = 0;
   uint64_t corrupt_chunks = 0;
-  uint64_t retired_values = 0;
+  uint64_t retired_values = 0;      // forgotten with their segment, to make room
+  uint64_t quarantined_values = 0;  // forgotten because their bytes were damaged
 };
 
 class Store;
+struct StoredValue;  // segment.h
 
 // A stored value, pinned: its segment is not retired while a Handle to it lives. Holds the value's
 // checksums. Must not outlive the store.
@@ -71,8 +74,8 @@ class Handle {
 
  private:
   friend class Store;
-  struct Value;
-  std::shared_ptr<Value> value_;
+  explicit Handle(std::shared_ptr<StoredValue> value) : value_(std::move(value)) {}
+  std::shared_ptr<StoredValue> value_;
 };
 
 // One lane of one value to read, and the memory it goes to (lane_bytes, aligned).
@@ -87,22 +90,28 @@ class Store {
   using ReadDone = std::move_only_function<void(Result<void>)>;
 
   // kBusy when another process owns the directory, kIo with the path when it cannot be used, kFull
-  // when the file system has less room than one segment. Files in the directory that are not this
-  // store's are left alone. Values of an earlier process are dropped (recovery is not here yet).
+  // when the file system has less room than one segment, kUnsupported when a newer HiFC wrote what
+  // is there (it is left untouched). Files in the directory that are not this store's are left
+  // alone. Values of an earlier process are dropped, and this one's when it closes (recovery is not
+  // here yet). The ring must outlive the store.
   static Result<std::unique_ptr<Store>> open(StoreOptions options, io::Ring& ring);
-  ~Store();
+  ~Store();  // waits for what is in flight and runs its completions
 
   // Writes the values as one batch, asynchronously, in coalesced writes of 4 MiB or more where the
   // batch has that much; they become findable together when the whole batch is on the device, and
   // `done` gets their handles in order. The memory must stay unchanged until then. Fails at once
   // (and `done` never runs) with kFull when no segment can be freed for it, kInvalid on a bad shape.
-  // ENOSPC and other write errors arrive in `done`; nothing of the batch is then findable.
+  // ENOSPC and other write errors arrive in `done`; nothing of the batch is then findable. A value
+  // under a key that is there already replaces it. kBusy, to be tried again after the ring's poll()
+  // or wait(): 128 writes are waiting for the ring, others have filled the ring, or the segments to
+  // be freed are still being written.
   Result<void> put(const ValueShape& shape, std::vector<PutValue> values, PutDone done);
 
   Handle find(const Key& key) const;  // empty if absent
 
   // Reads lane `lane` of the run's values as one transfer. Each value of the run must follow() the
-  // one before it. The bytes are NOT verified: call verify() on each before using any.
+  // one before it. The bytes are NOT verified: call verify() on each before using any. Reads go
+  // before waiting writes. kBusy as for put(), with 1,024 waiting reads.
   Result<void> read(uint32_t lane, std::span<const LaneRead> run, ReadDone done);
 
   // True when `bytes` (lane_bytes of them) are what was put as lane `lane`. Thread-safe.
@@ -113,6 +122,11 @@ class Store {
 
   uint64_t capacity_bytes() const;
   const StoreStatistics& statistics() const;
+
+ private:
+  class Impl;
+  explicit Store(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace hifc::flash

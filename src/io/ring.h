@@ -14,6 +14,8 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/result.h"
@@ -33,6 +35,7 @@ class File {
     bool direct = true;  // O_DIRECT where the file system has it; direct() tells
   };
 
+  // kNotFound when there is no such file; a file it creates has mode 0600.
   static Result<File> open(const std::string& path, Options options);
   File(File&& other) noexcept;
   File& operator=(File&& other) noexcept;
@@ -40,22 +43,27 @@ class File {
 
   int descriptor() const { return descriptor_; }
   bool direct() const { return direct_; }
+  const std::string& path() const { return path_; }  // as opened; for messages
   Result<uint64_t> size_bytes() const;
   Result<void> truncate(uint64_t size_bytes);
 
  private:
-  File(int descriptor, bool direct) : descriptor_(descriptor), direct_(direct) {}
+  File(int descriptor, bool direct, std::string path)
+      : descriptor_(descriptor), direct_(direct), path_(std::move(path)) {}
   int descriptor_ = -1;
   bool direct_ = false;
+  std::string path_;
 };
 
-enum class Operation : uint8_t { kRead, kWrite, kSync };  // kSync: fdatasync; no vectors
+enum class Operation : uint8_t { kRead, kWrite, kSync };  // kSync: fdatasync of completed writes
 
 struct Request {
   Operation operation = Operation::kRead;
   const File* file = nullptr;
   uint64_t offset_bytes = 0;
-  std::vector<iovec> vectors;  // consecutive in the file; memory must live until completion
+  // Consecutive in the file; memory must live until completion. At most IOV_MAX (1024); none for
+  // kSync.
+  std::vector<iovec> vectors;
 
   // Runs exactly once for every accepted request: all bytes were transferred, or the error (a short
   // transfer is kIo after the backend has retried the rest; end of file counts as short).
@@ -69,6 +77,7 @@ struct RingOptions {
   uint32_t workers = 2;                   // threads of the thread-pool backend
 };
 
+// Completed requests; a failed one counts as an error and moves no bytes.
 struct RingStatistics {
   uint64_t reads = 0, read_bytes = 0, read_errors = 0;
   uint64_t writes = 0, written_bytes = 0, write_errors = 0;
@@ -83,6 +92,7 @@ class Ring {
 
   // Makes transfers from and to `memory` cheaper (registered buffers), in slices of at most 1 GiB.
   // Best effort: false, and a warning once, where the system refuses; transfers work all the same.
+  // The memory must stay mapped while the ring lives.
   virtual bool register_memory(std::span<std::byte> memory) = 0;
 
   // Either fails at once (kBusy when `depth` requests are in flight, kInvalid when something is not
@@ -92,7 +102,8 @@ class Ring {
   virtual uint32_t in_flight() const = 0;
   virtual uint32_t depth() const = 0;
 
-  // Runs the completions that have arrived, without blocking. Returns how many ran.
+  // Runs the completions that have arrived, without blocking. Returns how many ran. What they
+  // submit is on its way when poll() or wait() returns.
   virtual uint32_t poll() = 0;
   // As poll(), but sleeps until at least one has arrived; returns 0 only if nothing is in flight.
   virtual uint32_t wait() = 0;

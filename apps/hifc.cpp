@@ -1,0 +1,31 @@
+// hifc: the command line.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+
+#include "apps/command.h"
+#include "hifc/build_info.h"
+
+int main(int argc, char** argv) {
+  using namespace hifc::apps;
+  CLI::App app("HiFC: the KV cache of large language models in memory and on flash");
+  app.name("hifc");
+  app.require_subcommand(1);
+  app.failure_message(CLI::FailureMessage::simple);
+  app.set_version_flag("--version", fmt::format("hifc {} ({})", hifc::build_info().version,
+                                               hifc::build_info().commit));
+  Action chosen;
+  add_run_command(app, chosen);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    const int status = app.exit(error);
+    return status == 0 ? kExitOk : kExitUsage;
+  }
+  install_signal_handlers();
+  const auto status = chosen();
+  if (status) return *status;
+  fmt::print(stderr, "hifc: {}\n", status.error().message());
+  return status.error().code == hifc::Code::kCancelled ? kExitInterrupted : kExitFailure;
+}

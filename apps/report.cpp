@@ -1,0 +1,136 @@
+#include "apps/report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "apps/command.h"
+#include "apps/table.h"
+#include "base/units.h"
+
+namespace hifc::apps {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json ratio(double part, double whole) { return whole > 0 ? Json(part / whole) : Json(nullptr); }
+
+Json tier_json(const tier::TierCounters& counters) {
+  return {{"capacity_bytes", counters.capacity_bytes}, {"peak_bytes", counters.peak_bytes},
+          {"hits", counters.hits},                     {"bytes_read", counters.bytes_read},
+          {"bytes_written", counters.bytes_written}};
+}
+
+Json flash_json(tier::Tiers& tiers, const cache::CacheStatistics& cache) {
+  if (!tiers.has_cold()) return nullptr;
+  const flash::StoreStatistics& store = tiers.store().statistics();
+  const auto bytes = [](uint64_t value) { return static_cast<double>(value); };
+  return {{"read_gbps", ratio(bytes(store.read_bytes), bytes(cache.prefetch.busy_ns))},
+          {"write_gbps", ratio(bytes(store.written_bytes), bytes(cache.write_busy_ns))},
+          {"writes", store.writes},
+          {"mean_write_bytes", ratio(bytes(store.written_bytes), bytes(store.writes))},
+          {"write_amplification", ratio(bytes(store.written_bytes), bytes(store.payload_bytes_put))},
+          {"corrupt_blocks", store.corrupt_chunks}};
+}
+
+Json prefetch_json(const cache::PrefetchStatistics& prefetch) {
+  const auto count = [](uint64_t value) { return static_cast<double>(value); };
+  return {{"predictor", "layer_order"},
+          {"blocks_wanted", prefetch.blocks_wanted},
+          {"blocks_on_time", prefetch.blocks_on_time},
+          {"blocks_fetched", prefetch.blocks_fetched},
+          {"on_time", ratio(count(prefetch.blocks_on_time), count(prefetch.blocks_wanted))},
+          {"share_fetched", ratio(count(prefetch.blocks_fetched), count(prefetch.blocks_wanted))}};
+}
+
+std::string percent(uint64_t part, uint64_t whole) {
+  if (whole == 0) return "-";
+  return fmt::format("{:.1f} %", 100.0 * static_cast<double>(part) / static_cast<double>(whole));
+}
+
+}  // namespace
+
+double mean(const std::vector<double>& values) {
+  if (values.empty()) return 0;
+  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+}
+
+double percentile(std::vector<double> values, double share) {
+  if (values.empty()) return 0;
+  std::ranges::sort(values);
+  const double rank = std::ceil(share * static_cast<double>(values.size()));
+  return values[static_cast<size_t>(std::max(1.0, rank)) - 1];
+}
+
+Json run_report(engine::Engine& engine, const RunMeasurements& run) {
+  const cache::CacheStatistics cache = engine.cache_statistics();
+  tier::Tiers& tiers = engine.tiers();
+  const double computed = run.prompt_tokens - run.reused_tokens;
+  const double decode_ms = mean(run.token_ms);
+  const auto tokens = static_cast<double>(run.token_ms.size());
+  const double stall_ms = tokens > 0 ? run.decode_stall_ms / tokens : 0;
+  Json report = {{"model", engine.model().description()},
+                 {"prompt_tokens", run.prompt_tokens},
+                 {"reused_tokens", run.reused_tokens},
+                 {"generated_tokens", run.generated_tokens},
+                 {"ttft_ms", run.ttft_ms},
+                 {"prefill_tokens_per_s", ratio(1000 * computed, run.prefill_ms)},
+                 {"decode_ms_per_token", decode_ms},
+                 {"decode_ms_p99", percentile(run.token_ms, 0.99)},
+                 {"kv_bytes_total", cache.kv_bytes},
+                 {"peak_rss_bytes", resident_memory().peak_bytes},
+                 {"model_rss_bytes", run.model_rss_bytes},
+                 {"text", run.text},
+                 {"logits_hash", fmt::format("{:016x}", engine.statistics().logits_hash)}};
+  for (const tier::Tier tier : {tier::Tier::kHot, tier::Tier::kWarm, tier::Tier::kCold})
+    report["tiers"][std::string(tier::to_string(tier))] = tier_json(tiers.counters(tier));
+  report["flash"] = flash_json(tiers, cache);
+  report["prefetch"] = prefetch_json(cache.prefetch);
+  report["recomputed_groups"] = engine.statistics().recomputed_groups;
+  report["stall_ms_per_token"] = stall_ms;
+  report["compute_ms_per_token"] = decode_ms - stall_ms;
+  // Needs the same run with everything hot and the drive's measured bandwidth: `hifc bench decode`.
+  report["roofline_ratio"] = nullptr;
+  return report;
+}
+
+std::string run_table(engine::Engine& engine, const RunMeasurements& run) {
+  tier::Tiers& tiers = engine.tiers();
+  using Align = Table::Align;
+  Table table({{"tier"},
+               {"capacity", Align::kRight},
+               {"peak", Align::kRight},
+               {"block hits", Align::kRight},
+               {"share", Align::kRight},
+               {"read", Align::kRight},
+               {"written", Align::kRight}});
+  uint64_t hits = 0;
+  for (const tier::Tier tier : {tier::Tier::kHot, tier::Tier::kWarm, tier::Tier::kCold})
+    hits += tiers.counters(tier).hits;
+  for (const tier::Tier tier : {tier::Tier::kHot, tier::Tier::kWarm, tier::Tier::kCold}) {
+    const tier::TierCounters counters = tiers.counters(tier);
+    table.add_row({std::string(tier::to_string(tier)), format_size(counters.capacity_bytes),
+                   format_size(counters.peak_bytes), fmt::format("{}", counters.hits),
+                   percent(counters.hits, hits), format_size(counters.bytes_read),
+                   format_size(counters.bytes_written)});
+  }
+  const double prompt = run.prompt_tokens;
+  std::string text = fmt::format(
+      "\nprompt {} tokens in {:.2f} s ({:.0f} tokens/s), first token after {:.2f} s\n",
+      run.prompt_tokens, run.prefill_ms / 1000,
+      run.prefill_ms > 0 ? 1000 * prompt / run.prefill_ms : 0, run.ttft_ms / 1000);
+  const double decode_ms = mean(run.token_ms);
+  if (!run.token_ms.empty())
+    text += fmt::format(
+        "generated {} tokens, {:.2f} ms each (p99 {:.2f} ms, waiting for flash {:.2f} ms)\n",
+        run.generated_tokens, decode_ms, percentile(run.token_ms, 0.99),
+        run.decode_stall_ms / static_cast<double>(run.token_ms.size()));
+  text += fmt::format("KV {}, peak resident memory {} (model alone {})\n\n",
+                      format_size(engine.cache_statistics().kv_bytes),
+                      format_size(resident_memory().peak_bytes), format_size(run.model_rss_bytes));
+  return text + table.to_string();
+}
+
+}  // namespace hifc::apps

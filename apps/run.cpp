@@ -1,0 +1,208 @@
+// hifc run: generate text with the KV cache in three tiers.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <memory>
+
+#include "apps/command.h"
+#include "apps/options.h"
+#include "apps/progress.h"
+#include "apps/report.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "engine/engine.h"
+#include "engine/sampler.h"
+
+namespace hifc::apps {
+namespace {
+
+struct RunOptions {
+  std::string model;
+  std::string prompt;
+  std::string file;
+  int32_t tokens = 128;
+  bool raw = false;
+  bool quiet = false;
+  bool ignore_end = false;
+  std::string report;
+  engine::SamplerOptions sampler;
+  std::unique_ptr<ConfigOptions> config;
+};
+
+double milliseconds(uint64_t ns) { return static_cast<double>(ns) / 1e6; }
+
+class Run {
+ public:
+  explicit Run(const RunOptions& options) : options_(options) {}
+
+  Result<int> operator()() {
+    HIFC_TRY(prepare());
+    auto outcome = generate();
+    if (!outcome && outcome.error().code != Code::kCancelled)
+      return std::unexpected(std::move(outcome).error());
+    std::fputc('\n', stdout);
+    std::fflush(stdout);
+    HIFC_TRY(finish());
+    return outcome ? kExitOk : kExitInterrupted;
+  }
+
+ private:
+  Result<void> prepare() {
+    HIFC_ASSIGN(const Config config, options_.config->resolve());
+    HIFC_ASSIGN(engine::Sampler sampler, engine::Sampler::create(options_.sampler));
+    sampler_ = std::make_unique<engine::Sampler>(std::move(sampler));
+    HIFC_ASSIGN(std::string text, prompt_text());
+    if (text.empty()) return failure(Code::kInvalid, "the prompt is empty");
+    if (!options_.report.empty()) HIFC_TRY(write_text(options_.report, ""));
+    HIFC_ASSIGN(model_, engine::Model::load(options_.model));
+    run_.model_rss_bytes = resident_memory().now_bytes;
+    HIFC_TRY(tokenize(std::move(text)));
+    HIFC_ASSIGN(const engine::Budget budget,
+                engine::plan_budget(config, model_->shape(), model_->context_tokens()));
+    HIFC_TRY(limit_tokens(budget));
+    HIFC_TRY(engine::check_fits(budget, tokens_.size() + new_tokens_));
+    HIFC_ASSIGN(pool_, engine::ThreadPool::create(config.threads));
+    HIFC_ASSIGN(engine_, engine::Engine::create(*model_, *pool_,
+                                                {.config = config, .cancelled = &interrupted()}));
+    return {};
+  }
+
+  Result<std::string> prompt_text() const {
+    const bool from_flag = !options_.prompt.empty(), from_file = !options_.file.empty();
+    if (from_flag && from_file)
+      return failure(Code::kInvalid, "-p and -f are both given, but there is one prompt");
+    if (from_flag) return options_.prompt;
+    if (!from_file && isatty(STDIN_FILENO) != 0)
+      return failure(Code::kInvalid, "no prompt: give -p TEXT, -f FILE or text on standard input");
+    return read_text(from_file ? options_.file : "-");
+  }
+
+  Result<void> tokenize(std::string text) {
+    const bool chat = !options_.raw && model_->has_chat_template();
+    if (chat) {
+      HIFC_ASSIGN(text, model_->apply_chat_template(text));
+    } else if (!options_.raw) {
+      log_warn("the model has no chat template: the prompt is used as plain text");
+    }
+    HIFC_ASSIGN(tokens_, model_->tokenize(text, /*parse_special=*/chat));
+    if (tokens_.empty()) return failure(Code::kInvalid, "the prompt has no tokens");
+    run_.prompt_tokens = static_cast<uint32_t>(tokens_.size());
+    return {};
+  }
+
+  Result<void> limit_tokens(const engine::Budget& budget) {
+    const uint64_t context = budget.context_tokens;
+    if (tokens_.size() >= context)
+      return failure(Code::kInvalid,
+                     fmt::format("the prompt has {} tokens, but the context holds {} with the answer",
+                                 tokens_.size(), context));
+    const uint64_t room = context - tokens_.size();
+    if (options_.tokens < -1 || options_.tokens == 0)
+      return failure(Code::kInvalid,
+                     fmt::format("-n {} is not a number of tokens above 0, nor -1 for no limit",
+                                 options_.tokens));
+    new_tokens_ = options_.tokens < 0 ? static_cast<uint32_t>(room)
+                                      : static_cast<uint32_t>(options_.tokens);
+    if (new_tokens_ > room) {
+      log_warn("-n {} is cut to {}: the context of {} tokens holds no more after the prompt",
+               new_tokens_, room, context);
+      new_tokens_ = static_cast<uint32_t>(room);
+    }
+    return {};
+  }
+
+  Result<void> generate() {
+    start_ns_ = clock_.now_ns();
+    HIFC_TRY(prefill());
+    int32_t token = sampler_->sample(engine_->logits());
+    run_.ttft_ms = milliseconds(clock_.now_ns() - start_ns_);
+    const uint64_t stalled_ns = engine_->cache_statistics().stall_ns;
+    while (accept(token) && run_.generated_tokens < new_tokens_) {
+      const uint64_t token_ns = clock_.now_ns();
+      HIFC_TRY(engine_->step({&token, 1}, engine::Outputs::kLast));
+      token = sampler_->sample(engine_->logits());
+      run_.token_ms.push_back(milliseconds(clock_.now_ns() - token_ns));
+      run_.decode_stall_ms = milliseconds(engine_->cache_statistics().stall_ns - stalled_ns);
+    }
+    return {};
+  }
+
+  Result<void> prefill() {
+    Progress progress({.label = "prefill",
+                       .total = tokens_.size(),
+                       .style = options_.quiet ? Progress::Style::kQuiet
+                                               : Progress::Style::kAutomatic});
+    auto outcome = engine_->prefill(tokens_, [&](uint32_t done) { progress.update(done); });
+    progress.finish();
+    run_.prefill_ms = milliseconds(clock_.now_ns() - start_ns_);
+    return outcome;
+  }
+
+  // Prints the token; false when it ends the text.
+  bool accept(int32_t token) {
+    if (!options_.ignore_end && model_->ends_generation(token)) return false;
+    ++run_.generated_tokens;
+    const std::string piece = model_->piece(token);
+    run_.text += piece;
+    std::fwrite(piece.data(), 1, piece.size(), stdout);
+    std::fflush(stdout);
+    return true;
+  }
+
+  Result<void> finish() {
+    if (auto flushed = engine_->flush(); !flushed)
+      log_warn("not all KV reached flash: {}", flushed.error().message());
+    if (!options_.quiet) fmt::print(stderr, "{}", run_table(*engine_, run_));
+    if (options_.report.empty()) return {};
+    // Generated bytes may end inside a UTF-8 sequence.
+    const std::string json = run_report(*engine_, run_).dump(
+        2, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+    return write_text(options_.report, json + "\n");
+  }
+
+  const RunOptions& options_;
+  SystemClock clock_;
+  std::unique_ptr<engine::Sampler> sampler_;
+  std::unique_ptr<engine::Model> model_;
+  std::unique_ptr<engine::ThreadPool> pool_;
+  std::unique_ptr<engine::Engine> engine_;
+  std::vector<int32_t> tokens_;
+  uint32_t new_tokens_ = 0;
+  uint64_t start_ns_ = 0;
+  RunMeasurements run_;
+};
+
+}  // namespace
+
+void add_run_command(CLI::App& app, Action& chosen) {
+  auto options = std::make_shared<RunOptions>();
+  CLI::App* run = app.add_subcommand("run", "Generate text with the KV cache in three tiers");
+  run->add_option("-m,--model", options->model, "Model file (GGUF)")->required();
+  run->add_option("-p,--prompt", options->prompt, "Prompt; else -f, else standard input");
+  run->add_option("-f,--file", options->file, "File with the prompt");
+  run->add_option("-n,--tokens", options->tokens, "Tokens to generate; -1: until the text ends")
+      ->capture_default_str();
+  run->add_flag("--raw", options->raw, "Plain text: no chat template");
+  run->add_flag("--ignore-end", options->ignore_end, "Go on after the model ends its text");
+  run->add_flag("-q,--quiet", options->quiet, "No progress bar and no table");
+  run->add_option("--report", options->report, "Write the run's figures to FILE as JSON");
+  run->add_option("--temp", options->sampler.temperature, "Temperature; 0: always the likeliest")
+      ->capture_default_str();
+  run->add_option("--top-k", options->sampler.top_k, "Sample from the K likeliest; 0: off")
+      ->capture_default_str();
+  run->add_option("--top-p", options->sampler.top_p, "Sample from this share of mass; 1: off")
+      ->capture_default_str();
+  run->add_option("--min-p", options->sampler.min_p,
+                  "Drop tokens below this share of the likeliest; 0: off")
+      ->capture_default_str();
+  run->add_option("--seed", options->sampler.seed, "Seed of the sampling")->capture_default_str();
+  options->config = std::make_unique<ConfigOptions>(*run);
+  run->footer(
+      "Example: a 16 MiB + 16 MiB cache over flash\n"
+      "  hifc run -m model.gguf -f long.txt --raw -n 64 --hot 16MiB --warm 16MiB --flash /data/kv");
+  run->callback([options, &chosen] { chosen = [options] { return Run(*options)(); }; });
+}
+
+}  // namespace hifc::apps

@@ -1,0 +1,73 @@
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <sstream>
+
+#include "apps/command.h"
+
+namespace hifc::apps {
+namespace {
+
+std::atomic<bool> interrupted_flag{false};
+static_assert(std::atomic<bool>::is_always_lock_free, "set from a signal handler");
+
+void on_signal(int) {
+  if (interrupted_flag.exchange(true)) _exit(kExitInterrupted);
+}
+
+}  // namespace
+
+const std::atomic<bool>& interrupted() { return interrupted_flag; }
+
+void install_signal_handlers() {
+  struct sigaction action = {};
+  action.sa_handler = on_signal;
+  sigemptyset(&action.sa_mask);
+  sigaction(SIGINT, &action, nullptr);
+  sigaction(SIGTERM, &action, nullptr);
+}
+
+Result<std::string> read_text(const std::string& path) {
+  if (path == "-") return std::string(std::istreambuf_iterator<char>(std::cin), {});
+  errno = 0;
+  std::ifstream file(path, std::ios::binary);
+  std::string text;
+  if (file) {
+    std::ostringstream content;
+    content << file.rdbuf();
+    text = std::move(content).str();
+  }
+  if (!file || errno == EISDIR)
+    return failure(Code::kIo, "text file '" + path + "' cannot be read", errno);
+  return text;
+}
+
+Result<void> write_text(const std::string& path, const std::string& text) {
+  errno = 0;
+  std::ofstream file(path, std::ios::binary | std::ios::trunc);
+  file << text;
+  file.close();
+  if (!file) return failure(Code::kIo, "'" + path + "' cannot be written", errno);
+  return {};
+}
+
+ResidentMemory resident_memory() {
+  ResidentMemory memory;
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    std::istringstream words(line);
+    std::string name;
+    uint64_t kib = 0;
+    words >> name >> kib;
+    if (name == "VmHWM:") memory.peak_bytes = kib * 1024;
+    if (name == "VmRSS:") memory.now_bytes = kib * 1024;
+  }
+  return memory;
+}
+
+}  // namespace hifc::apps

@@ -1,0 +1,328 @@
+#include "base/config.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstdlib>
+#include <vector>
+
+#include "base/check.h"
+#include "base/text.h"
+#include "base/units.h"
+
+namespace hifc {
+namespace {
+
+std::unexpected<Error> refuse(std::string_view name, std::string_view value,
+                              std::string_view accepted) {
+  return failure(Code::kInvalid, fmt::format("{}: {} is not accepted; accepted is {}", name,
+                                             quote(value), accepted));
+}
+
+// The whole of `text` as a number; empty when it is not one or does not fit.
+template <typename T>
+std::optional<T> to_number(std::string_view text) {
+  T value{};
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc{} || stop != end) return std::nullopt;
+  return value;
+}
+
+template <typename T>
+const T* open_or_value(const std::optional<T>& field) {
+  return field ? &*field : nullptr;
+}
+template <typename T>
+const T* open_or_value(const T& field) {
+  return &field;
+}
+
+// Makers of table rows: each binds a field of Config to its parser and printer.
+
+template <auto kField>
+constexpr ConfigKey size_key(std::string_view name, std::string_view help) {
+  return {
+      .name = name,
+      .value_hint = "SIZE",
+      .help = help,
+      .parse = [](Config& config, std::string_view value, std::string_view shown) -> Result<void> {
+        HIFC_ASSIGN(config.*kField, parse_size(value, shown));
+        return {};
+      },
+      .print =
+          [](const Config& config) {
+            return config.*kField ? fmt::to_string(*(config.*kField)) : std::string();
+          }};
+}
+
+template <auto kField>
+constexpr ConfigKey size_or_auto_key(std::string_view name, std::string_view help) {
+  return {
+      .name = name,
+      .value_hint = "SIZE|auto",
+      .help = help,
+      .parse = [](Config& config, std::string_view value, std::string_view shown) -> Result<void> {
+        (config.*kField).reset();
+        if (value == "auto") return {};
+        auto size = parse_size(value, shown);
+        if (!size) {
+          size.error().context += ", or auto";
+          return std::unexpected(std::move(size).error());
+        }
+        config.*kField = *size;
+        return {};
+      },
+      .print =
+          [](const Config& config) {
+            return config.*kField ? fmt::to_string(*(config.*kField)) : std::string("auto");
+          }};
+}
+
+template <auto kField, uint32_t kLeast, uint32_t kMost, uint32_t kMultiple = 1>
+constexpr ConfigKey count_key(std::string_view name, std::string_view help) {
+  return {
+      .name = name,
+      .value_hint = "N",
+      .help = help,
+      .parse = [](Config& config, std::string_view value, std::string_view shown) -> Result<void> {
+        const auto number = to_number<uint32_t>(value);
+        const bool in_range = number && *number >= kLeast && *number <= kMost;
+        if (!in_range || *number % kMultiple != 0) {
+          const auto what = kMultiple == 1 ? std::string("a whole number")
+                                           : fmt::format("a multiple of {}", kMultiple);
+          return refuse(shown, value, fmt::format("{} from {} to {}", what, kLeast, kMost));
+        }
+        config.*kField = *number;
+        return {};
+      },
+      .print =
+          [](const Config& config) {
+            const uint32_t* const value = open_or_value(config.*kField);
+            return value != nullptr ? fmt::to_string(*value) : std::string();
+          }};
+}
+
+template <auto kField>
+constexpr ConfigKey switch_key(std::string_view name, std::string_view help) {
+  return {
+      .name = name,
+      .value_hint = "true|false",
+      .help = help,
+      .is_switch = true,
+      .parse = [](Config& config, std::string_view value, std::string_view shown) -> Result<void> {
+        if (value != "true" && value != "false") return refuse(shown, value, "true or false");
+        config.*kField = value == "true";
+        return {};
+      },
+      .print = [](const Config& config) -> std::string {
+        return config.*kField ? "true" : "false";
+      }};
+}
+
+Result<void> parse_ratio(Config& config, std::string_view value, std::string_view shown) {
+  const auto ratio = to_number<double>(value);
+  // Written so that NaN is refused too.
+  const bool in_range = ratio && *ratio >= 0 && *ratio <= 1;
+  if (!in_range) return refuse(shown, value, "a number from 0 to 1, such as 0.6");
+  config.hot_cache_ratio = *ratio;
+  return {};
+}
+
+std::string print_ratio(const Config& config) {
+  return config.hot_cache_ratio ? fmt::to_string(*config.hot_cache_ratio) : std::string();
+}
+
+// No shell expands a "~/" that stands in a file or after "--flash=".
+std::string expand_home(std::string_view path) {
+  const char* home = std::getenv("HOME");
+  if (!path.starts_with("~/") || home == nullptr) return std::string(path);
+  return home + std::string(path.substr(1));
+}
+
+Result<void> parse_path(Config& config, std::string_view value, std::string_view shown) {
+  if (value.empty()) return refuse(shown, value, "the path of a directory");
+  config.flash_path = expand_home(value);
+  return {};
+}
+
+std::string print_path(const Config& config) {
+  return config.flash_path.value_or("");
+}
+
+constexpr uint64_t kBlockBytesLeast = 4096;
+constexpr uint64_t kBlockBytesMost = 1ull << 30;
+
+Result<void> parse_block_bytes(Config& config, std::string_view value, std::string_view shown) {
+  HIFC_ASSIGN(const uint64_t size, parse_size(value, shown));
+  if (size < kBlockBytesLeast || size > kBlockBytesMost)
+    return refuse(shown, value, "a size from 4KiB to 1GiB");
+  config.block_bytes = size;
+  return {};
+}
+
+std::string print_block_bytes(const Config& config) {
+  return config.block_bytes ? fmt::to_string(*config.block_bytes) : std::string();
+}
+
+struct BackendName {
+  std::string_view name;
+  IoBackend backend;
+};
+constexpr std::array<BackendName, 3> kBackends = {{{"auto", IoBackend::kAutomatic},
+                                                   {"uring", IoBackend::kUring},
+                                                   {"threads", IoBackend::kThreads}}};
+
+Result<void> parse_backend(Config& config, std::string_view value, std::string_view shown) {
+  const auto found = std::ranges::find(kBackends, value, &BackendName::name);
+  if (found == kBackends.end()) return refuse(shown, value, "auto, uring or threads");
+  config.io_backend = found->backend;
+  return {};
+}
+
+std::string print_backend(const Config& config) {
+  return std::string(std::ranges::find(kBackends, config.io_backend, &BackendName::backend)->name);
+}
+
+constexpr std::array kKeys = {
+    size_key<&Config::flash_cache_size>(
+        "flash_cache_size", "Bytes HiFC may occupy in flash_path, everything counted; 0: no flash"),
+    ConfigKey{
+        .name = "flash_path",
+        .value_hint = "DIR",
+        .help = "Directory of the flash tier; created if missing, used by one process at a time",
+        .parse = parse_path,
+        .print = print_path},
+    ConfigKey{.name = "hot_cache_ratio",
+              .value_hint = "0..1",
+              .help =
+                  "Share of the KV at the context limit that stays hot; with hot_cache_size too, "
+                  "the smaller wins",
+              .parse = parse_ratio,
+              .print = print_ratio},
+    size_or_auto_key<&Config::hot_cache_size>("hot_cache_size",
+                                              "Bytes of the hot tier (default auto)"),
+    size_or_auto_key<&Config::warm_cache_size>(
+        "warm_cache_size", "Bytes of the warm tier, staging buffers included (default auto)"),
+    count_key<&Config::prefetch_window, 1, 1024>("prefetch_window",
+                                                 "Layers that are read ahead (default 8)"),
+    count_key<&Config::prefetch_workers, 1, 64>(
+        "prefetch_workers",
+        "Concurrent reads: 4 for each worker with io_uring, 1 with threads (default 4)"),
+    count_key<&Config::block_tokens, 64, 4096, 64>(
+        "block_tokens", "Tokens of a block; block_bytes follows (default 256)"),
+    ConfigKey{
+        .name = "block_bytes",
+        .value_hint = "SIZE",
+        .help = "Bytes of K and V of one layer's block, in place of block_tokens, which follows",
+        .parse = parse_block_bytes,
+        .print = print_block_bytes},
+    // llama.cpp counts positions in 32-bit signed integers.
+    count_key<&Config::context, 0, 0x7FFF'FFFF>("context",
+                                                "Context limit in tokens (default 0: the model's)"),
+    count_key<&Config::ubatch, 0, 65536>("ubatch",
+                                         "Tokens computed at a time (default 0: automatic)"),
+    count_key<&Config::threads, 0, 512>("threads", "Compute threads (default 0: all cores)"),
+    switch_key<&Config::deterministic>(
+        "deterministic",
+        "Bit-identical results whatever the chunking, resumption and batching (default false)"),
+    ConfigKey{.name = "io_backend",
+              .value_hint = "auto|uring|threads",
+              .help =
+                  "How flash is read and written (default auto: io_uring where the system allows "
+                  "it)",
+              .parse = parse_backend,
+              .print = print_backend},
+    switch_key<&Config::direct_io>(
+        "direct_io", "Bypass the page cache where the file system can (default true)"),
+};
+
+std::unexpected<Error> both_block_keys(std::string_view tokens, std::string_view bytes) {
+  return failure(Code::kInvalid,
+                 fmt::format("{} and {} are both given; accepted is one of them, the other follows",
+                             tokens, bytes));
+}
+
+// A source that contradicts itself leaves no way to tell what was meant.
+Result<void> check_source(std::span<const Setting> settings) {
+  const Setting *tokens = nullptr, *bytes = nullptr;
+  for (size_t i = 0; i < settings.size(); ++i) {
+    const Setting& setting = settings[i];
+    const auto before = settings.first(i);
+    const auto earlier = std::ranges::find(before, setting.key, &Setting::key);
+    if (earlier != before.end()) {
+      return failure(Code::kInvalid,
+                     fmt::format("{} is given twice, as {} and as {}; accepted is one value",
+                                 setting.shown_name, quote(earlier->value), quote(setting.value)));
+    }
+    if (setting.key->name == "block_tokens") tokens = &setting;
+    if (setting.key->name == "block_bytes") bytes = &setting;
+  }
+  if (tokens != nullptr && bytes != nullptr)
+    return both_block_keys(tokens->shown_name, bytes->shown_name);
+  return {};
+}
+
+}  // namespace
+
+Result<void> ConfigKey::set(Config& config, std::string_view value,
+                            std::string_view shown_name) const {
+  return parse(config, value, shown_name.empty() ? name : shown_name);
+}
+
+std::string ConfigKey::get(const Config& config) const {
+  return print(config);
+}
+
+std::span<const ConfigKey> config_keys() {
+  return kKeys;
+}
+
+const ConfigKey* find_config_key(std::string_view name) {
+  const auto found = std::ranges::find(kKeys, name, &ConfigKey::name);
+  return found == kKeys.end() ? nullptr : &*found;
+}
+
+std::string flag_name(const ConfigKey& key) {
+  std::string flag = "--" + std::string(key.name);
+  std::ranges::replace(flag, '_', '-');
+  return flag;
+}
+
+Result<Config> apply_settings(Config base, std::span<const Setting> settings) {
+  HIFC_TRY(check_source(settings));
+  for (const Setting& setting : settings) {
+    if (setting.key->name == "block_tokens") base.block_bytes.reset();
+    if (setting.key->name == "block_bytes") base.block_tokens.reset();
+    HIFC_TRY(setting.key->set(base, setting.value, setting.shown_name));
+  }
+  return base;
+}
+
+Result<Config> load_preset(std::string_view name, Config base) {
+  std::vector<std::string_view> names;
+  for (const Preset& preset : presets()) {
+    if (preset.name == name)
+      return parse_config(preset.yaml, fmt::format("preset {}", name), std::move(base));
+    names.push_back(preset.name);
+  }
+  return failure(Code::kInvalid, fmt::format("preset {} does not exist; accepted are {}",
+                                             quote(name), fmt::join(names, ", ")));
+}
+
+Result<void> validate(const Config& config) {
+  if (config.block_tokens && config.block_bytes)
+    return both_block_keys("block_tokens", "block_bytes");
+  const uint64_t flash = config.flash_cache_size.value_or(0);
+  if (flash != 0 && config.block_bytes && flash < *config.block_bytes) {
+    return failure(Code::kInvalid,
+                   fmt::format("flash_cache_size: {} bytes cannot hold one block of {} bytes "
+                               "(block_bytes); accepted are 0 (no flash) or room for many blocks",
+                               flash, *config.block_bytes));
+  }
+  return {};
+}
+
+}  // namespace hifc

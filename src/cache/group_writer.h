@@ -1,0 +1,63 @@
+// Writes full groups to flash behind the computation: batches of 4 MiB and more, straight from the
+// groups' frames, which are freed or kept by the placement once the batch is on the device.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/result.h"
+#include "cache/residency.h"
+#include "cache/sequence.h"
+#include "kv/key.h"
+#include "kv/layout.h"
+#include "tier/tiers.h"
+
+namespace hifc::cache {
+
+class GroupWriter {
+ public:
+  GroupWriter(tier::Tiers& tiers, Sequence& sequence, Residency& residency,
+              const Placement& placement, const kv::BlockHeader& header, const Clock& clock);
+
+  // The group's last token is in every layer: seals its blocks (headers, key) and queues it. The
+  // queue is bounded by the frames that its groups hold.
+  void add(uint32_t group);
+
+  // Starts the writes that are worth starting.
+  void pump();
+  // Starts writing everything queued, however little. True if a write is in flight afterwards.
+  bool push();
+  // Everything queued is on flash, or the reason why not.
+  Result<void> flush();
+
+  // Takes groups from `first` on out of the queue; none of them may be in flight.
+  void forget_from(uint32_t first);
+
+  uint32_t in_flight() const { return in_flight_; }
+  uint64_t busy_ns() const { return busy_ns_; }  // with at least one write in flight
+  // The latest failure since a write succeeded.
+  const std::optional<Error>& error() const { return error_; }
+
+ private:
+  void write(uint32_t count);
+  void finish(const std::vector<uint32_t>& batch, Result<std::vector<flash::Handle>> outcome);
+  void finish_group(uint32_t group, flash::Handle handle);
+  void fail(const std::vector<uint32_t>& batch, Error error);
+  void seal(uint32_t group);
+
+  tier::Tiers& tiers_;
+  Sequence& sequence_;
+  Residency& residency_;
+  const Placement& placement_;
+  kv::BlockHeader header_;
+  const Clock& clock_;
+  std::vector<uint32_t> queue_;
+  uint32_t in_flight_ = 0;
+  uint64_t busy_since_ns_ = 0, busy_ns_ = 0;
+  uint32_t failures_ = 0;  // in a row
+  std::optional<Error> error_;
+};
+
+}  // namespace hifc::cache

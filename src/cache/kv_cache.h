@@ -1,0 +1,149 @@
+// The KV cache of one sequence over the tiers: what the engine talks to.
+//
+//   begin_step(position, tokens)
+//   attend(layer 0) ... attend(layer n-1)     in layer order, each exactly once
+//   end_step()                                 or abort_step() after a failure
+//
+// attend() appends the step's K and V to the layer's blocks and computes exact attention over all
+// tokens up to each query, wherever their blocks are; results never depend on where that is.
+//
+// A block on flash that cannot be read or fails verification makes attend() fail with kCorrupt. The
+// step is then aborted, and each first_lost_group() computed again: begin_step on exactly that
+// group's tokens, against the groups before it. Then the step is repeated.
+//
+// Thread-compatible: one thread calls everything; work is spread over the given Parallel.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/parallel.h"
+#include "base/result.h"
+#include "cache/group_writer.h"
+#include "cache/placement.h"
+#include "cache/prefetcher.h"
+#include "cache/residency.h"
+#include "cache/sequence.h"
+#include "cache/tiered_attention.h"
+#include "kv/key.h"
+#include "kv/layout.h"
+#include "kv/shape.h"
+#include "tier/tiers.h"
+
+namespace hifc::cache {
+
+struct CacheOptions {
+  kv::ModelShape shape;
+  uint32_t block_tokens = 256;  // 64, 128 or a multiple of 256
+  kv::Fingerprint fingerprint = {};
+  PrefetchOptions prefetch;
+  const std::atomic<bool>* cancelled = nullptr;  // attend() fails with kCancelled once it is true
+};
+
+struct CacheStatistics {
+  PrefetchStatistics prefetch;
+  uint64_t stall_ns = 0;      // attention waited for flash
+  uint64_t attention_ns = 0;  // attend() in all, stalls included
+  uint64_t write_busy_ns = 0;  // with at least one write in flight
+  uint64_t lost_groups = 0;   // damaged or unreadable on flash, begun to be computed again
+  uint64_t kv_bytes = 0;      // K and V of all tokens now held
+};
+
+class KvCache {
+ public:
+  // Memory frames without which no sequence can run over a cold tier: the group being filled, a
+  // group being recomputed and the blocks in flight of one layer.
+  static uint32_t frames_min(const kv::ModelShape& shape, uint32_t block_tokens);
+  // Frames for streaming that let prefill chunks of `ubatch` tokens run.
+  static uint32_t frames_for_ubatch(const kv::ModelShape& shape, uint32_t block_tokens,
+                                    uint32_t ubatch);
+
+  // kInvalid when block_tokens is not one the attention splits allow, or when the tiers hold fewer
+  // than frames_min() frames; all arguments must outlive the cache.
+  static Result<std::unique_ptr<KvCache>> create(CacheOptions options, tier::Tiers& tiers,
+                                                 const kernels::Kernels& kernels,
+                                                 Parallel& parallel, const Clock& clock);
+  ~KvCache();
+
+  // Tokens whose KV is complete.
+  uint32_t length() const { return sequence_.length(); }
+  std::span<const int32_t> tokens() const { return sequence_.tokens; }
+  uint32_t block_tokens() const { return layout_.block_tokens(); }
+
+  // The step computes `tokens` at [position, position + tokens): either the next ones (position ==
+  // length()), or tokens of the first lost group in order.
+  void begin_step(uint32_t position, std::span<const int32_t> tokens);
+  Result<void> attend(const LayerInput& input);
+  void end_step();
+  void abort_step();
+
+  // The earliest group that has to be computed again, if any.
+  std::optional<uint32_t> first_lost_group() const;
+
+  // Everything complete is on flash (the open group stays in memory).
+  Result<void> flush();
+
+  // Forgets tokens from `length` on, a multiple of block_tokens.
+  void truncate(uint32_t length);
+
+  CacheStatistics statistics() const;
+
+ private:
+  struct Step {
+    uint32_t position = 0;
+    std::vector<int32_t> tokens;
+    bool recompute = false;
+    uint32_t end() const { return position + static_cast<uint32_t>(tokens.size()); }
+  };
+  KvCache(CacheOptions options, kv::BlockLayout layout, tier::Tiers& tiers,
+          const kernels::Kernels& kernels, Parallel& parallel, const Clock& clock);
+
+  uint32_t group_of(uint32_t position) const { return position / layout_.block_tokens(); }
+  uint32_t groups_end() const { return group_of(step_.end() - 1) + 1; }
+  // A unit is the span that attention takes as a whole: a block, or the blocks of one split.
+  uint32_t groups_per_unit() const;
+  uint32_t splits_per_unit() const;
+  void plan();
+
+  Result<void> append(const LayerInput& input);
+  Result<void> open_block(uint32_t group, uint32_t layer);
+  void store_page(const LayerInput& input, uint32_t page, uint32_t kv_head);
+
+  Result<void> stream(const LayerInput& input);
+  std::vector<uint32_t> take_ready(uint32_t layer, std::vector<uint32_t>& pending);
+  bool ready(uint32_t layer, uint32_t unit) const;
+  bool worth_computing(uint32_t layer, std::span<const uint32_t> pending) const;
+  Result<void> wait_for_reads(uint32_t layer, std::span<const uint32_t> pending);
+  Result<void> check_lost(uint32_t layer) const;
+  Result<void> verify(uint32_t layer, std::span<const uint32_t> units);
+  bool verify_block(uint32_t layer, uint32_t group) const;
+  void compute(uint32_t layer, std::span<const uint32_t> units);
+  void release(uint32_t layer, std::span<const uint32_t> units);
+  template <typename Visit>
+  void for_each_block(uint32_t layer, std::span<const uint32_t> units, Visit visit);
+  Error out_of_frames() const;
+  void lose(uint32_t group);
+
+  CacheOptions options_;
+  kv::BlockLayout layout_;
+  tier::Tiers& tiers_;
+  const kernels::Kernels& kernels_;
+  Parallel& parallel_;
+  const Clock& clock_;
+
+  Sequence sequence_;
+  Placement placement_;
+  Residency residency_;
+  Prefetcher prefetcher_;
+  GroupWriter writer_;
+  TieredAttention attention_;
+  Step step_;
+  CacheStatistics statistics_;
+};
+
+}  // namespace hifc::cache

@@ -1,0 +1,132 @@
+#include "cache/prefetcher.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "base/log.h"
+
+namespace hifc::cache {
+
+Prefetcher::Prefetcher(PrefetchOptions options, tier::Tiers& tiers, Sequence& sequence,
+                       Residency& residency, const Placement& placement,
+                       const Clock& clock)
+    : options_(options),
+      tiers_(tiers),
+      sequence_(sequence),
+      residency_(residency),
+      placement_(placement),
+      clock_(clock) {}
+
+void Prefetcher::begin_step(uint32_t position, uint32_t groups_end) {
+  position_ = position;
+  groups_end_ = groups_end;
+}
+
+void Prefetcher::begin_layer(uint32_t layer) {
+  layer_ = layer;
+  cursor_ = {};
+  if (!tiers_.has_cold()) return;
+  for (uint32_t g = placement_.first_visible_group(layer, position_); g < groups_end_; ++g) {
+    const Block& block = sequence_.groups[g].blocks[layer];
+    const bool staged = block.state == Block::State::kStaged;
+    statistics_.blocks_on_time += staged ? 1 : 0;
+    statistics_.blocks_wanted += staged || block.state == Block::State::kLoading ||
+                                         fetchable(layer, g)
+                                     ? 1
+                                     : 0;
+  }
+}
+
+bool Prefetcher::fetchable(uint32_t layer, uint32_t group) const {
+  const Group& candidate = sequence_.groups[group];
+  return candidate.stage == Group::Stage::kStored &&
+         candidate.blocks[layer].state == Block::State::kAbsent;
+}
+
+std::vector<uint32_t> Prefetcher::run_at(uint32_t layer, uint32_t group) const {
+  std::vector<uint32_t> run = {group};
+  const auto longest = std::max<uint64_t>(1, options_.run_bytes_max / tiers_.block_bytes());
+  while (run.size() < longest) {
+    const uint32_t next = run.back() + 1;
+    if (next >= groups_end_ || !fetchable(layer, next)) break;
+    if (!sequence_.groups[next].handle.follows(sequence_.groups[next - 1].handle)) break;
+    run.push_back(next);
+  }
+  return run;
+}
+
+bool Prefetcher::issue_at(uint32_t layer, uint32_t group) {
+  std::vector<uint32_t> run = run_at(layer, group);
+  std::vector<flash::LaneRead> reads;
+  for (const uint32_t g : run) {
+    Block& block = sequence_.groups[g].blocks[layer];
+    if (!residency_.stage(block)) break;
+    reads.push_back({.handle = &sequence_.groups[g].handle, .memory = tiers_.data(block.frame)});
+  }
+  if (reads.empty()) return false;
+  run.resize(reads.size());
+  const auto undo = [&] {
+    for (const uint32_t g : run) {
+      Block& block = sequence_.groups[g].blocks[layer];
+      block.state = Block::State::kStaged;
+      residency_.drop(block);
+    }
+  };
+  if (in_flight_++ == 0) busy_since_ns_ = clock_.now_ns();
+  auto submitted = tiers_.load(layer, reads, [this, layer, run](Result<void> outcome) {
+    if (--in_flight_ == 0) statistics_.busy_ns += clock_.now_ns() - busy_since_ns_;
+    finish(layer, run, outcome);
+  });
+  if (submitted) return true;
+  --in_flight_;
+  if (submitted.error().code == Code::kBusy) {
+    undo();
+    return false;
+  }
+  finish(layer, run, submitted);
+  return true;
+}
+
+void Prefetcher::finish(uint32_t layer, const std::vector<uint32_t>& run,
+                        const Result<void>& outcome) {
+  statistics_.blocks_fetched += run.size();
+  if (!outcome) {
+    ++statistics_.read_errors;
+    log_warn("reading layer {} of groups {}-{} failed: {}", layer, run.front(), run.back(),
+              outcome.error().message());
+  }
+  for (const uint32_t g : run) {
+    Group& group = sequence_.groups[g];
+    group.blocks[layer].state = Block::State::kStaged;
+    if (outcome) continue;
+    residency_.drop(group.blocks[layer]);
+    group.stage = Group::Stage::kLost;
+  }
+}
+
+uint32_t Prefetcher::pump() {
+  if (!tiers_.has_cold()) return 0;
+  const auto layers = static_cast<uint32_t>(sequence_.groups.empty()
+                                                ? 0
+                                                : sequence_.groups.front().blocks.size());
+  if (layers == 0) return 0;
+  const uint32_t ahead_max = std::min(options_.window_layers, layers - 1);
+  uint32_t issued = 0;
+  for (; cursor_.ahead <= ahead_max; ++cursor_.ahead, cursor_.group = 0) {
+    const uint32_t layer = (layer_ + cursor_.ahead) % layers;
+    cursor_.group = std::max(cursor_.group, placement_.first_visible_group(layer, position_));
+    for (; cursor_.group < groups_end_; ++cursor_.group) {
+      if (!fetchable(layer, cursor_.group)) continue;
+      if (in_flight_ >= options_.reads_in_flight) return issued;
+      if (!issue_at(layer, cursor_.group)) return issued;
+      ++issued;
+    }
+  }
+  return issued;
+}
+
+void Prefetcher::drain() {
+  while (in_flight_ > 0) tiers_.wait();
+}
+
+}  // namespace hifc::cache

@@ -1,0 +1,77 @@
+// Reads blocks from flash in the order attention will ask for them: the running layer first, then
+// the layers after it, into the next step's first layers, as far as prefetch_window and the free
+// frames allow. In exact mode the order is known, so nothing is read in vain.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/result.h"
+#include "cache/residency.h"
+#include "cache/sequence.h"
+#include "tier/tiers.h"
+
+namespace hifc::cache {
+
+struct PrefetchOptions {
+  uint32_t window_layers = 2;       // how many layers beyond the running one are read ahead
+  uint32_t reads_in_flight = 8;
+  uint64_t run_bytes_max = 1u << 20;  // neighbouring blocks are read together up to this
+};
+
+struct PrefetchStatistics {
+  uint64_t blocks_wanted = 0;   // cold blocks that attention needed
+  uint64_t blocks_on_time = 0;  // of those, already read when their layer began
+  uint64_t blocks_fetched = 0;
+  uint64_t read_errors = 0;
+  uint64_t busy_ns = 0;  // with at least one read in flight
+};
+
+class Prefetcher {
+ public:
+  Prefetcher(PrefetchOptions options, tier::Tiers& tiers, Sequence& sequence,
+             Residency& residency, const Placement& placement, const Clock& clock);
+
+  // The step reads groups [0, groups_end) of each layer for queries from `position` on.
+  void begin_step(uint32_t position, uint32_t groups_end);
+  // `layer` is about to be computed: it comes before everything read ahead.
+  void begin_layer(uint32_t layer);
+
+  // Issues reads while there is room for them. Returns how many it issued.
+  uint32_t pump();
+
+  uint32_t in_flight() const { return in_flight_; }
+  // Waits until no read is in flight.
+  void drain();
+
+  const PrefetchStatistics& statistics() const { return statistics_; }
+
+ private:
+  struct Cursor {
+    uint32_t ahead = 0;  // layers beyond the running one
+    uint32_t group = 0;
+  };
+  bool issue_at(uint32_t layer, uint32_t group);
+  std::vector<uint32_t> run_at(uint32_t layer, uint32_t group) const;
+  bool fetchable(uint32_t layer, uint32_t group) const;
+  void finish(uint32_t layer, const std::vector<uint32_t>& run, const Result<void>& outcome);
+
+  PrefetchOptions options_;
+  tier::Tiers& tiers_;
+  Sequence& sequence_;
+  Residency& residency_;
+  const Placement& placement_;
+  const Clock& clock_;
+  uint64_t busy_since_ns_ = 0;
+  PrefetchStatistics statistics_;
+  uint32_t in_flight_ = 0;
+  uint32_t position_ = 0;
+  uint32_t groups_end_ = 0;
+  uint32_t layer_ = 0;
+  Cursor cursor_;
+};
+
+}  // namespace hifc::cache

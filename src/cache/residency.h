@@ -1,0 +1,51 @@
+// Who holds which frame: takes frames for blocks being filled and for blocks being read, and gives
+// them back by the placement's rule. All changes of a block's state pass through here.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "base/result.h"
+#include "cache/placement.h"
+#include "cache/sequence.h"
+#include "tier/tiers.h"
+
+namespace hifc::cache {
+
+class Residency {
+ public:
+  Residency(tier::Tiers& tiers, Sequence& sequence, Placement& placement)
+      : tiers_(tiers), sequence_(sequence), placement_(placement) {}
+
+  // Frames that the running step will still take for blocks it fills; reading ahead leaves them.
+  void expect_open(uint32_t frames) { expected_open_ = frames; }
+  uint32_t expected_open() const { return expected_open_; }
+
+  // A zeroed frame for a block about to be filled. Drops what the placement wants least when
+  // nothing is free; nothing when every frame is being filled, written or read right now.
+  bool open(Block& block);
+
+  // A frame for a block to be read: only what is free, less what the step still has to fill.
+  bool stage(Block& block);
+
+  // After the block was used: stays if the placement wants it, else its frame is freed.
+  void used(uint32_t group, uint32_t layer);
+
+  void drop(Block& block);
+  void drop_group(Group& group);
+
+  // Frees every stored block that the placement no longer wants.
+  void trim();
+  // Frees blocks that were read ahead; none may be in flight.
+  void drop_staged();
+
+ private:
+  bool evict_one();
+
+  tier::Tiers& tiers_;
+  Sequence& sequence_;
+  Placement& placement_;
+  uint32_t expected_open_ = 0;
+};
+
+}  // namespace hifc::cache

@@ -1,0 +1,46 @@
+// One conversation's KV: groups of blocks and where each block is.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "flash/store.h"
+#include "tier/tiers.h"
+
+namespace hifc::cache {
+
+// One layer of one group.
+struct Block {
+  enum class State : uint8_t {
+    kAbsent,    // in no frame: on flash, or not yet computed
+    kLoading,   // a read into `frame` is in flight
+    kStaged,    // read, not yet verified nor used
+    kResident,  // in `frame`, good to use
+  };
+  State state = State::kAbsent;
+  tier::FrameId frame = tier::kNoFrame;
+};
+
+// One token span x all layers: the unit of key, commit and eviction from flash.
+struct Group {
+  enum class Stage : uint8_t {
+    kOpen,     // has room for tokens; only in memory
+    kFull,     // complete, waits to be written; only in memory
+    kWriting,  // a write from its frames is in flight
+    kStored,   // on flash; frames may be dropped
+    kLost,     // its bytes on flash are damaged or unreadable: to be computed again
+  };
+  Stage stage = Stage::kOpen;
+  std::vector<Block> blocks;  // [layer]
+  flash::Key key = {};        // set when full
+  flash::Handle handle;       // set when stored
+};
+
+struct Sequence {
+  std::vector<int32_t> tokens;  // tokens whose KV is complete in every layer
+  std::vector<Group> groups;
+
+  uint32_t length() const { return static_cast<uint32_t>(tokens.size()); }
+};
+
+}  // namespace hifc::cache

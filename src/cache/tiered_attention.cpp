@@ -1,0 +1,225 @@
+#include "cache/tiered_attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "base/check.h"
+
+namespace hifc::cache {
+namespace {
+
+using kernels::kSplitTokens;
+
+// Up to here every split keeps partials of its own, which makes (split, KV head) the unit of work:
+// enough of them for all threads even with one query token.
+constexpr uint32_t kFewRows = 48;
+// Rows of one prefill task: decoding a page costs about 1/24 of computing 96 rows on it, and the
+// rows' scores of one split (96 KiB) stay in L2.
+constexpr uint32_t kTileRows = 96;
+constexpr size_t kScratchAlignment = 64;
+
+}  // namespace
+
+// One thread's memory, cut from scratch_[thread].
+struct TieredAttention::Scratch {
+  std::byte* kernel;
+  uint32_t* begin;  // [kTileRows]
+  uint32_t* end;    // [kTileRows]
+  kernels::Partials partials;
+};
+
+TieredAttention::TieredAttention(const kernels::Kernels& kernels, const kv::ModelShape& shape,
+                                 Parallel& parallel)
+    : kernels_(kernels),
+      shape_(shape),
+      parallel_(parallel),
+      group_size_(shape.query_heads / shape.kv_heads) {
+  HIFC_CHECK(shape.query_heads % shape.kv_heads == 0);
+  const kernels::HeadParameters head{.head_dim = shape.head_dim};
+  const size_t bytes = kernels_.scratch_bytes(head, kTileRows) +
+                       kTileRows * (2 * sizeof(uint32_t) + (shape.head_dim + 2) * sizeof(float)) +
+                       4 * kScratchAlignment;
+  scratch_.assign(parallel.threads(), std::vector<std::byte>(bytes));
+}
+
+TieredAttention::Scratch TieredAttention::scratch(uint32_t thread) {
+  void* memory = scratch_[thread].data();
+  size_t room = scratch_[thread].size();
+  const auto take = [&](size_t bytes) {
+    void* taken = std::align(kScratchAlignment, bytes, memory, room);
+    HIFC_CHECK(taken != nullptr);
+    memory = static_cast<std::byte*>(taken) + bytes;
+    room -= bytes;
+    return taken;
+  };
+  Scratch scratch;
+  scratch.kernel = static_cast<std::byte*>(take(kernels_.scratch_bytes(head_, kTileRows)));
+  scratch.begin = static_cast<uint32_t*>(take(2 * kTileRows * sizeof(uint32_t)));
+  scratch.end = scratch.begin + kTileRows;
+  scratch.partials.o = static_cast<float*>(take(kTileRows * (shape_.head_dim + 2) * sizeof(float)));
+  scratch.partials.max = scratch.partials.o + size_t{kTileRows} * shape_.head_dim;
+  scratch.partials.sum = scratch.partials.max + kTileRows;
+  return scratch;
+}
+
+kernels::Partials TieredAttention::state(uint32_t kv_head, uint32_t row) {
+  float* base = state_.data() + size_t{kv_head} * rows_ * (shape_.head_dim + 2);
+  return {.max = base + row,
+          .sum = base + rows_ + row,
+          .o = base + 2 * size_t{rows_} + size_t{row} * shape_.head_dim};
+}
+
+kernels::Partials TieredAttention::split_partials(uint32_t split, uint32_t kv_head) {
+  const size_t index = size_t{split - first_split_} * shape_.kv_heads + kv_head;
+  float* base = partials_.data() + index * rows_ * (shape_.head_dim + 2);
+  return {.max = base, .sum = base + rows_, .o = base + 2 * size_t{rows_}};
+}
+
+uint32_t TieredAttention::tiles() const { return (rows_ + kTileRows - 1) / kTileRows; }
+
+void TieredAttention::begin(const LayerInput& input, uint32_t position, uint32_t tokens,
+                            uint32_t first_split, uint32_t last_split) {
+  input_ = input;
+  head_ = {.head_dim = shape_.head_dim, .scale = input.scale, .softcap = input.softcap};
+  position_ = position, tokens_ = tokens, rows_ = tokens * group_size_;
+  window_ = shape_.window[input.layer];
+  first_split_ = first_split, last_split_ = last_split;
+  few_ = rows_ <= kFewRows;
+  fresh_ = true;
+  q_.resize(size_t{shape_.kv_heads} * rows_ * shape_.head_dim);
+  state_.resize(size_t{shape_.kv_heads} * rows_ * (shape_.head_dim + 2));
+  if (few_) {
+    partials_.resize(size_t{last_split - first_split} * state_.size());
+    for (uint32_t h = 0; h < shape_.kv_heads; ++h) pack_rows(h, 0, rows_);
+    return;
+  }
+  parallel_.run(shape_.kv_heads * tiles(), [&](uint32_t task, uint32_t) {
+    const uint32_t first = task / shape_.kv_heads * kTileRows;
+    pack_rows(task % shape_.kv_heads, first, std::min(kTileRows, rows_ - first));
+  });
+}
+
+void TieredAttention::pack_rows(uint32_t kv_head, uint32_t first, uint32_t count) {
+  for (uint32_t row = first; row < first + count; ++row) {
+    const float* source = input_.q + row / group_size_ * input_.q_token_stride +
+                          (kv_head * group_size_ + row % group_size_) * input_.q_head_stride;
+    float* target = q_.data() + (size_t{kv_head} * rows_ + row) * shape_.head_dim;
+    std::memcpy(target, source, shape_.head_dim * sizeof(float));
+  }
+}
+
+void TieredAttention::row_ranges(uint32_t split, uint32_t first, uint32_t count, uint32_t* begin,
+                                 uint32_t* end) const {
+  const uint32_t origin = split * kSplitTokens;
+  const auto within = [&](uint32_t at) { return std::clamp(at, origin, origin + kSplitTokens) - origin; };
+  for (uint32_t i = 0; i < count; ++i) {
+    const uint32_t after = position_ + (first + i) / group_size_ + 1;
+    begin[i] = within(window_ != 0 && after > window_ ? after - window_ : 0);
+    end[i] = within(after);
+  }
+}
+
+bool TieredAttention::split_visible(uint32_t split, uint32_t first, uint32_t count) const {
+  const uint32_t origin = split * kSplitTokens;
+  const uint32_t first_after = position_ + first / group_size_ + 1;
+  const uint32_t last_after = position_ + (first + count - 1) / group_size_ + 1;
+  const uint32_t oldest = window_ != 0 && first_after > window_ ? first_after - window_ : 0;
+  return origin < last_after && oldest < origin + kSplitTokens;
+}
+
+void TieredAttention::compute(std::span<const uint32_t> splits, PageSource pages) {
+  few_ ? compute_few(splits, pages) : compute_many(splits, pages);
+}
+
+void TieredAttention::compute_few(std::span<const uint32_t> splits, PageSource pages) {
+  const uint32_t kv_heads = shape_.kv_heads;
+  const auto task = [&](uint32_t index, uint32_t thread) {
+    const uint32_t split = splits[index / kv_heads], h = index % kv_heads;
+    Scratch scratch = this->scratch(thread);
+    row_ranges(split, 0, rows_, scratch.begin, scratch.end);
+    const kernels::QueryRows rows{.count = rows_,
+                                  .q = q_.data() + size_t{h} * rows_ * shape_.head_dim,
+                                  .begin = scratch.begin,
+                                  .end = scratch.end};
+    kernels_.attend_split(head_, pages(split, h), rows, scratch.kernel, split_partials(split, h));
+  };
+  const auto count = static_cast<uint32_t>(splits.size()) * kv_heads;
+  // Waking the pool costs more than one split of few rows.
+  if (splits.size() > 1) return parallel_.run(count, task);
+  for (uint32_t index = 0; index < count; ++index) task(index, 0);
+}
+
+void TieredAttention::compute_many(std::span<const uint32_t> splits, PageSource pages) {
+  const uint32_t kv_heads = shape_.kv_heads;
+  parallel_.run(kv_heads * tiles(), [&](uint32_t task, uint32_t thread) {
+    // The last tile sees the most tokens: it goes first, so that no thread ends alone with it.
+    const uint32_t tile = tiles() - 1 - task / kv_heads, h = task % kv_heads;
+    const uint32_t first = tile * kTileRows, count = std::min(kTileRows, rows_ - first);
+    Scratch scratch = this->scratch(thread);
+    const kernels::Partials into = state(h, first);
+    bool empty = fresh_;
+    for (const uint32_t split : splits) {
+      if (!split_visible(split, first, count)) continue;
+      row_ranges(split, first, count, scratch.begin, scratch.end);
+      const kernels::QueryRows rows{
+          .count = count,
+          .q = q_.data() + (size_t{h} * rows_ + first) * shape_.head_dim,
+          .begin = scratch.begin,
+          .end = scratch.end};
+      kernels_.attend_split(head_, pages(split, h), rows, scratch.kernel,
+                            empty ? into : scratch.partials);
+      if (!empty) kernels_.merge(shape_.head_dim, count, into, scratch.partials);
+      empty = false;
+    }
+    if (!empty) return;
+    std::fill_n(into.max, count, -std::numeric_limits<float>::infinity());
+    std::fill_n(into.sum, count, 0.0f);
+    std::fill_n(into.o, size_t{count} * shape_.head_dim, 0.0f);
+  });
+  fresh_ = false;
+}
+
+void TieredAttention::merge_few(uint32_t kv_head) {
+  const kernels::Partials into = split_partials(first_split_, kv_head);
+  for (uint32_t split = first_split_ + 1; split < last_split_; ++split)
+    kernels_.merge(shape_.head_dim, rows_, into, split_partials(split, kv_head));
+}
+
+void TieredAttention::write_out(uint32_t kv_head, uint32_t first, uint32_t count) {
+  for (uint32_t token = first; token < first + count; ++token) {
+    const uint32_t row = token * group_size_;
+    kernels::Partials from = state(kv_head, row);
+    if (few_) {
+      from = split_partials(first_split_, kv_head);
+      from = {from.max + row, from.sum + row, from.o + size_t{row} * shape_.head_dim};
+    }
+    float* out = input_.out + (size_t{token} * shape_.query_heads + kv_head * group_size_) *
+                                  shape_.head_dim;
+    kernels_.finish(shape_.head_dim, group_size_, from, out, shape_.head_dim);
+  }
+}
+
+void TieredAttention::finish() {
+  const uint32_t kv_heads = shape_.kv_heads;
+  if (few_) {
+    const auto task = [&](uint32_t h, uint32_t) {
+      merge_few(h);
+      write_out(h, 0, tokens_);
+    };
+    // Short contexts merge in less time than the pool takes to wake.
+    if (uint64_t{last_split_ - first_split_} * rows_ * shape_.head_dim >= 32768)
+      return parallel_.run(kv_heads, task);
+    for (uint32_t h = 0; h < kv_heads; ++h) task(h, 0);
+    return;
+  }
+  constexpr uint32_t kTokens = 32;
+  parallel_.run((tokens_ + kTokens - 1) / kTokens, [&](uint32_t task, uint32_t) {
+    const uint32_t first = task * kTokens;
+    for (uint32_t h = 0; h < kv_heads; ++h)
+      write_out(h, first, std::min(kTokens, tokens_ - first));
+  });
+}
+
+}  // namespace hifc::cache

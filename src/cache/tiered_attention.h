@@ -1,0 +1,86 @@
+// Attention of one layer over blocks wherever they are, in as many waves as they arrive in.
+//
+//   begin()            packs the queries
+//   compute(splits)    any number of times, as blocks become available
+//   finish()           writes the output
+//
+// Few query rows (decode): waves may bring splits in any order, each split's partials are kept and
+// merged in split order at the end. Many rows (prefill): waves must bring splits in ascending order
+// and each row tile merges as it goes. Both give a row the same bits (kernels/attention.h).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/function_ref.h"
+#include "base/parallel.h"
+#include "kernels/attention.h"
+#include "kv/layout.h"
+#include "kv/shape.h"
+
+namespace hifc::cache {
+
+// One layer's tensors of one step. Strides in elements; head_dim elements are contiguous.
+struct LayerInput {
+  uint32_t layer = 0;
+  const float* q = nullptr;  // [tokens][query_heads][head_dim] by strides
+  size_t q_token_stride = 0, q_head_stride = 0;
+  const uint16_t* k = nullptr;  // [tokens][kv_heads][head_dim] by strides, F16 bits
+  size_t k_token_stride = 0, k_head_stride = 0;
+  const uint16_t* v = nullptr;
+  size_t v_token_stride = 0, v_head_stride = 0;
+  float* out = nullptr;  // [tokens][query_heads][head_dim], contiguous
+  float scale = 1.0f;
+  float softcap = 0.0f;
+};
+
+class TieredAttention {
+ public:
+  TieredAttention(const kernels::Kernels& kernels, const kv::ModelShape& shape,
+                  Parallel& parallel);
+
+  // Gives the pages of one KV head in one split; called from several threads.
+  using PageSource = FunctionRef<kernels::SplitPages(uint32_t split, uint32_t kv_head)>;
+
+  // Queries at positions [position, position + tokens); splits [first, last) will come.
+  void begin(const LayerInput& input, uint32_t position, uint32_t tokens, uint32_t first_split,
+             uint32_t last_split);
+  bool any_order() const { return few_; }
+  void compute(std::span<const uint32_t> splits, PageSource pages);
+  void finish();
+
+ private:
+  struct Scratch;
+  void pack_rows(uint32_t kv_head, uint32_t first, uint32_t count);
+  void row_ranges(uint32_t split, uint32_t first, uint32_t count, uint32_t* begin,
+                  uint32_t* end) const;
+  bool split_visible(uint32_t split, uint32_t first, uint32_t count) const;
+  void compute_few(std::span<const uint32_t> splits, PageSource pages);
+  void compute_many(std::span<const uint32_t> splits, PageSource pages);
+  void merge_few(uint32_t kv_head);
+  void write_out(uint32_t kv_head, uint32_t first, uint32_t count);
+  kernels::Partials state(uint32_t kv_head, uint32_t row);
+  kernels::Partials split_partials(uint32_t split, uint32_t kv_head);
+  Scratch scratch(uint32_t thread);
+  uint32_t tiles() const;
+
+  const kernels::Kernels& kernels_;
+  kv::ModelShape shape_;
+  Parallel& parallel_;
+  uint32_t group_size_;  // query heads per KV head
+
+  LayerInput input_;
+  kernels::HeadParameters head_;
+  uint32_t position_ = 0, tokens_ = 0, rows_ = 0, window_ = 0;
+  uint32_t first_split_ = 0, last_split_ = 0;
+  bool few_ = true;
+  bool fresh_ = true;  // no wave has been merged yet
+
+  std::vector<float> q_;         // [kv_head][row][head_dim]; row = token * group_size + query head
+  std::vector<float> state_;     // [kv_head]{max[row], sum[row], o[row][head_dim]}
+  std::vector<float> partials_;  // few: [split][kv_head]{max[row], sum[row], o[row][head_dim]}
+  std::vector<std::vector<std::byte>> scratch_;  // [thread]
+};
+
+}  // namespace hifc::cache

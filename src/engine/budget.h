@@ -1,0 +1,36 @@
+// Turns the configuration into byte budgets for one model: what each tier holds, and a refusal that
+// names the minimum where that is not enough.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "base/config.h"
+#include "base/result.h"
+#include "kv/layout.h"
+#include "kv/shape.h"
+
+namespace hifc::engine {
+
+struct Budget {
+  kv::BlockLayout layout;
+  uint32_t context_tokens = 0;  // the context limit
+  uint32_t ubatch_tokens = 0;   // tokens of a prefill chunk, to begin with
+  uint64_t hot_bytes = 0;
+  uint64_t warm_bytes = 0;
+  bool flash = false;
+  std::string flash_path;
+  uint64_t flash_bytes = 0;
+
+  uint64_t group_bytes = 0;  // memory and flash bytes of one group
+  uint64_t kv_bytes_at_limit = 0;
+};
+
+// `model_context` is what the model was trained for.
+Result<Budget> plan_budget(const Config& config, const kv::ModelShape& shape,
+                           uint32_t model_context);
+
+// kInvalid, naming what would be enough, when `tokens` of KV fit neither in memory nor on flash.
+Result<void> check_fits(const Budget& budget, uint64_t tokens);
+
+}  // namespace hifc::engine

@@ -1,0 +1,260 @@
+#include "engine/engine.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "base/hash.h"
+#include "base/log.h"
+#include "engine/batch.h"
+#include "engine/graph.h"
+#include "llama.h"
+
+namespace hifc::engine {
+namespace {
+
+// A chunk grows while more than this share of its time goes into waiting for flash.
+constexpr double kStallShareToGrow = 0.1;
+constexpr uint32_t kUbatchMax = 4096;
+
+io::RingOptions ring_options(const Config& config) {
+  using Backend = io::RingOptions::Backend;
+  io::RingOptions options;
+  options.backend = config.io_backend == IoBackend::kUring     ? Backend::kUring
+                    : config.io_backend == IoBackend::kThreads ? Backend::kThreads
+                                                               : Backend::kAutomatic;
+  options.depth = 2 * kReadsPerWorker * config.prefetch_workers;
+  options.workers = config.prefetch_workers;
+  return options;
+}
+
+}  // namespace
+
+struct Engine::Batch : TokenBatch {
+  using TokenBatch::TokenBatch;
+};
+
+Engine::Engine(const Model& model, ThreadPool& pool, EngineOptions options, Budget budget)
+    : model_(model), pool_(pool), options_(std::move(options)), budget_(std::move(budget)) {}
+
+Engine::~Engine() {
+  cache_.reset();
+  if (context_ != nullptr) llama_free(context_);
+}
+
+Result<std::unique_ptr<Engine>> Engine::create(const Model& model, ThreadPool& pool,
+                                               EngineOptions options) {
+  HIFC_ASSIGN(Budget budget,
+              plan_budget(options.config, model.shape(), model.context_tokens()));
+  std::unique_ptr<Engine> engine(
+      new Engine(model, pool, std::move(options), std::move(budget)));
+  HIFC_TRY(engine->create_cache());
+  HIFC_TRY(engine->create_context(engine->budget_.ubatch_tokens));
+  return engine;
+}
+
+Result<void> Engine::create_cache() {
+  HIFC_ASSIGN(const kernels::Kernels* kernels, kernels::select_kernels());
+  tier::TiersOptions tiers{.block_bytes = budget_.layout.block_bytes(),
+                           .blocks_per_group = model_.shape().layers,
+                           .hot_bytes = budget_.hot_bytes,
+                           .warm_bytes = budget_.warm_bytes,
+                           .flash = std::nullopt,
+                           .ring = ring_options(options_.config)};
+  if (budget_.flash)
+    tiers.flash = flash::StoreOptions{.directory = budget_.flash_path,
+                                      .capacity_bytes = budget_.flash_bytes,
+                                      .direct = options_.config.direct_io};
+  if (options_.ring != nullptr) {
+    HIFC_ASSIGN(tiers_, tier::Tiers::create(tiers, *options_.ring));
+  } else {
+    HIFC_ASSIGN(tiers_, tier::Tiers::create(tiers));
+  }
+  const cache::PrefetchOptions prefetch{
+      .window_layers = options_.config.prefetch_window,
+      .reads_in_flight = kReadsPerWorker * options_.config.prefetch_workers};
+  HIFC_ASSIGN(cache_, cache::KvCache::create({.shape = model_.shape(),
+                                              .block_tokens = budget_.layout.block_tokens(),
+                                              .fingerprint = model_.fingerprint(),
+                                              .prefetch = prefetch,
+                                              .cancelled = options_.cancelled},
+                                             *tiers_, *kernels, pool_, clock_));
+  return {};
+}
+
+Result<void> Engine::create_context(uint32_t ubatch) {
+  llama_context_params params = llama_context_default_params();
+  // llama keeps one chunk's K and V, HiFC the rest.
+  params.n_ctx = params.n_batch = params.n_ubatch = ubatch;
+  params.n_outputs_max = std::min(options_.outputs_max, ubatch);
+  params.n_threads = params.n_threads_batch = static_cast<int32_t>(pool_.threads());
+  params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
+  params.type_k = params.type_v = GGML_TYPE_F16;
+  params.kv_unified = true;
+  params.swa_full = false;
+  params.cb_eval = &Engine::on_node;
+  params.cb_eval_user_data = this;
+  if (context_ != nullptr) llama_free(context_);
+  context_ = llama_init_from_model(model_.handle(), params);
+  if (context_ == nullptr)
+    return failure(Code::kInternal,
+                   fmt::format("libllama cannot make a context: {}", last_llama_error()));
+  llama_attach_threadpool(context_, pool_.handle(), pool_.handle());
+  batch_ = std::make_unique<Batch>(ubatch);
+  ubatch_ = ubatch;
+  return {};
+}
+
+Result<void> Engine::prefill(std::span<const int32_t> tokens,
+                             const std::function<void(uint32_t)>& progress) {
+  uint32_t done = 0;
+  while (done < tokens.size()) {
+    const uint32_t to_grid = ubatch_ - length() % ubatch_;
+    const auto count = std::min(to_grid, static_cast<uint32_t>(tokens.size()) - done);
+    const bool last = done + count == tokens.size();
+    const uint64_t start_ns = clock_.now_ns(), stalled_ns = cache_->statistics().stall_ns;
+    HIFC_TRY(step(tokens.subspan(done, count), last ? Outputs::kLast : Outputs::kNone));
+    done += count;
+    if (progress) progress(done);
+    if (!last)
+      HIFC_TRY(maybe_grow(clock_.now_ns() - start_ns, cache_->statistics().stall_ns - stalled_ns));
+  }
+  return {};
+}
+
+Result<void> Engine::maybe_grow(uint64_t chunk_ns, uint64_t stall_ns) {
+  const uint32_t larger = 2 * ubatch_;
+  const bool fixed = options_.config.ubatch != 0 || options_.config.deterministic;
+  if (fixed || larger > kUbatchMax || length() % larger != 0) return {};
+  if (static_cast<double>(stall_ns) < kStallShareToGrow * static_cast<double>(chunk_ns)) return {};
+  const uint32_t frames = cache::KvCache::frames_for_ubatch(
+      model_.shape(), budget_.layout.block_tokens(), larger);
+  if (frames > tiers_->frames()) return {};
+  log_info("prefill waits for flash: chunks grow from {} to {} tokens", ubatch_, larger);
+  return create_context(larger);
+}
+
+Result<void> Engine::step(std::span<const int32_t> tokens, Outputs outputs) {
+  HIFC_CHECK(!tokens.empty());
+  HIFC_CHECK(tokens.size() <= ubatch_);
+  if (length() + tokens.size() > budget_.context_tokens)
+    return failure(Code::kInvalid, fmt::format("{} tokens are more than the context of {}",
+                                               length() + tokens.size(), budget_.context_tokens));
+  // Every recovery computes one group; more of them than this and the device is beyond use.
+  const uint32_t recoveries_max = 16 + 3 * (length() / budget_.layout.block_tokens());
+  for (uint32_t recoveries = 0; recoveries <= recoveries_max; ++recoveries) {
+    auto outcome = recover();
+    if (outcome) outcome = compute(length(), tokens, outputs);
+    if (outcome || outcome.error().code != Code::kCorrupt) return outcome;
+  }
+  return failure(Code::kCorrupt,
+                 fmt::format("flash at '{}' keeps returning damaged data", budget_.flash_path));
+}
+
+// Computes the lost groups again, earliest first: a group's KV depends on those before it.
+Result<void> Engine::recover() {
+  if (const auto group = cache_->first_lost_group()) {
+    HIFC_TRY(recompute(*group));
+    ++statistics_.recomputed_groups;
+    if (cache_->first_lost_group())
+      return failure(Code::kCorrupt, "another group is lost");
+  }
+  return {};
+}
+
+Result<void> Engine::recompute(uint32_t group) {
+  const uint32_t block_tokens = budget_.layout.block_tokens();
+  const uint32_t begin = group * block_tokens, end = begin + block_tokens;
+  log_warn("KV of tokens {}-{} was damaged or unreadable on flash and is computed again", begin,
+           end - 1);
+  const std::vector<int32_t> tokens(cache_->tokens().begin() + begin,
+                                    cache_->tokens().begin() + end);
+  for (uint32_t at = begin; at < end;) {
+    const uint32_t count = std::min(ubatch_ - at % ubatch_, end - at);
+    HIFC_TRY(compute(at, std::span(tokens).subspan(at - begin, count), Outputs::kNone));
+    at += count;
+  }
+  return {};
+}
+
+Result<void> Engine::compute(uint32_t position, std::span<const int32_t> tokens,
+                             Outputs outputs) {
+  const uint32_t output_rows = batch_->fill(position, tokens, outputs);
+  cache_->begin_step(position, tokens);
+  step_outcome_ = {};
+  pending_ = nullptr;
+  const uint64_t start_ns = clock_.now_ns();
+  // Cells from 0, positions from anywhere: llama's cache holds just this chunk.
+  llama_memory_clear(llama_get_memory(context_), /*data=*/false);
+  const int status = llama_decode(context_, batch_->get());
+  if (step_outcome_ && status != 0)
+    step_outcome_ = failure(Code::kInternal, fmt::format("libllama cannot decode (status {}): {}",
+                                                         status, last_llama_error()));
+  if (!step_outcome_) {
+    cache_->abort_step();
+    return std::exchange(step_outcome_, {});
+  }
+  cache_->end_step();
+  ++statistics_.steps;
+  statistics_.step_ns += clock_.now_ns() - start_ns;
+  output_rows_ = output_rows;
+  hash_logits(output_rows_);
+  return {};
+}
+
+std::span<const float> Engine::logits(uint32_t row) const {
+  HIFC_CHECK(row < output_rows_);
+  const auto index = static_cast<int32_t>(row) - static_cast<int32_t>(output_rows_);
+  return {llama_get_logits_ith(context_, index), model_.vocabulary_size()};
+}
+
+void Engine::hash_logits(uint32_t rows) {
+  for (uint32_t row = 0; row < rows; ++row)
+    statistics_.logits_hash =
+        hash64(std::as_bytes(logits(row)), statistics_.logits_hash);
+}
+
+bool Engine::on_node(ggml_tensor* node, bool ask, void* self) {
+  auto& engine = *static_cast<Engine*>(self);
+  return ask ? engine.take_over(node) : engine.attend(node);
+}
+
+bool Engine::take_over(ggml_tensor* node) {
+  if (node->op != GGML_OP_FLASH_ATTN_EXT) return false;
+  // llama skips a node without an operation and still computes its inputs.
+  node->op = GGML_OP_NONE;
+  pending_ = node;
+  return true;
+}
+
+bool Engine::attend(ggml_tensor* node) {
+  if (node != pending_) return true;
+  pending_ = nullptr;
+  node->op = GGML_OP_FLASH_ATTN_EXT;
+  const ggml_tensor *q = node->src[0], *k = node->src[1], *v = node->src[2];
+  const auto layer = cache_layer(k, "cache_k_l");
+  HIFC_CHECK(layer.has_value());
+  HIFC_CHECK(q->type == GGML_TYPE_F32 && node->type == GGML_TYPE_F32);
+  HIFC_CHECK(k->type == GGML_TYPE_F16 && v->type == GGML_TYPE_F16);
+  const FlashAttentionParameters parameters = attention_parameters(node);
+  step_outcome_ = cache_->attend({
+      .layer = *layer,
+      .q = static_cast<const float*>(q->data),
+      .q_token_stride = q->nb[1] / sizeof(float),
+      .q_head_stride = q->nb[2] / sizeof(float),
+      .k = static_cast<const uint16_t*>(k->data),
+      .k_token_stride = k->nb[1] / sizeof(uint16_t),
+      .k_head_stride = k->nb[2] / sizeof(uint16_t),
+      .v = static_cast<const uint16_t*>(v->data),
+      .v_token_stride = v->nb[1] / sizeof(uint16_t),
+      .v_head_stride = v->nb[2] / sizeof(uint16_t),
+      .out = static_cast<float*>(node->data),
+      .scale = parameters.scale,
+      .softcap = parameters.softcap,
+  });
+  return step_outcome_.has_value();
+}
+
+}  // namespace hifc::engine

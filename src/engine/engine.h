@@ -1,0 +1,106 @@
+// Inference with libllama while HiFC keeps the KV cache: llama's attention nodes are taken over in
+// its graph-evaluation callback and computed over the tiers. libllama itself holds only the KV of
+// the chunk being computed.
+//
+// Thread-compatible: one thread drives an engine; cancel() alone may be called from any thread or
+// signal handler.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/config.h"
+#include "base/result.h"
+#include "cache/kv_cache.h"
+#include "engine/budget.h"
+#include "engine/model.h"
+#include "engine/outputs.h"
+#include "engine/thread_pool.h"
+#include "tier/tiers.h"
+
+struct ggml_tensor;
+struct llama_context;
+
+namespace hifc::engine {
+
+struct EngineOptions {
+  Config config;
+  uint32_t outputs_max = 1;  // rows of logits one step may ask for
+  io::Ring* ring = nullptr;  // instead of one of the engine's own (fault injection)
+  const std::atomic<bool>* cancelled = nullptr;  // stop as soon as possible once true
+};
+
+struct EngineStatistics {
+  uint64_t steps = 0;
+  uint64_t step_ns = 0;  // in llama_decode, attention included
+  uint64_t recomputed_groups = 0;
+  uint64_t logits_hash = 0;  // over all rows computed, in order
+};
+
+class Engine {
+ public:
+  // `model` and `pool` must outlive the engine; engines may share both, one running at a time.
+  static Result<std::unique_ptr<Engine>> create(const Model& model, ThreadPool& pool,
+                                                EngineOptions options);
+  ~Engine();
+
+  // Appends the prompt's tokens in chunks on the absolute grid; logits of the last one follow from
+  // logits(). `progress` gets the number of tokens done.
+  Result<void> prefill(std::span<const int32_t> tokens,
+                       const std::function<void(uint32_t done)>& progress = {});
+
+  // Appends at most ubatch_tokens() tokens as one step.
+  Result<void> step(std::span<const int32_t> tokens, Outputs outputs);
+
+  // Logits of output row `row` of the latest step: [vocabulary]; valid until the next step.
+  std::span<const float> logits(uint32_t row = 0) const;
+
+  uint32_t length() const { return cache_->length(); }
+  uint32_t ubatch_tokens() const { return ubatch_; }
+  void truncate(uint32_t length) { cache_->truncate(length); }  // a multiple of block_tokens
+  Result<void> flush() { return cache_->flush(); }
+
+  const Budget& budget() const { return budget_; }
+  const Model& model() const { return model_; }
+  cache::CacheStatistics cache_statistics() const { return cache_->statistics(); }
+  const EngineStatistics& statistics() const { return statistics_; }
+  tier::Tiers& tiers() { return *tiers_; }
+
+ private:
+  Engine(const Model& model, ThreadPool& pool, EngineOptions options, Budget budget);
+  Result<void> create_cache();
+  Result<void> create_context(uint32_t ubatch);
+  Result<void> recover();
+  Result<void> recompute(uint32_t group);
+  Result<void> compute(uint32_t position, std::span<const int32_t> tokens, Outputs outputs);
+  Result<void> maybe_grow(uint64_t chunk_ns, uint64_t stall_ns);
+  void hash_logits(uint32_t rows);
+
+  static bool on_node(ggml_tensor* node, bool ask, void* self);
+  bool take_over(ggml_tensor* node);
+  bool attend(ggml_tensor* node);
+
+  const Model& model_;
+  ThreadPool& pool_;
+  EngineOptions options_;
+  Budget budget_;
+  SystemClock clock_;
+  std::unique_ptr<tier::Tiers> tiers_;
+  std::unique_ptr<cache::KvCache> cache_;
+  llama_context* context_ = nullptr;
+  struct Batch;
+  std::unique_ptr<Batch> batch_;
+  uint32_t ubatch_ = 0;
+  uint32_t output_rows_ = 0;
+  ggml_tensor* pending_ = nullptr;  // the attention node taken over and not yet computed
+  Result<void> step_outcome_;
+  EngineStatistics statistics_;
+};
+
+}  // namespace hifc::engine

@@ -1,0 +1,88 @@
+#include "engine/reference.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "engine/batch.h"
+#include "llama.h"
+
+namespace hifc::engine {
+
+struct Reference::Batch : TokenBatch {
+  using TokenBatch::TokenBatch;
+};
+
+std::string_view to_string(ReferenceMode mode) {
+  switch (mode) {
+    case ReferenceMode::kF32: return "llama.f32";
+    case ReferenceMode::kF16: return "llama.f16";
+    case ReferenceMode::kF16FlashAttention: return "llama.f16.fa";
+  }
+  return "unknown";
+}
+
+Result<std::unique_ptr<Reference>> Reference::create(const Model& model, ThreadPool& pool,
+                                                     const ReferenceOptions& options) {
+  llama_context_params params = llama_context_default_params();
+  params.n_ctx = options.context_tokens;
+  params.n_batch = params.n_ubatch = options.ubatch_tokens;
+  params.n_outputs_max = options.outputs_max;
+  params.n_threads = params.n_threads_batch = static_cast<int32_t>(pool.threads());
+  params.type_k = params.type_v =
+      options.mode == ReferenceMode::kF32 ? GGML_TYPE_F32 : GGML_TYPE_F16;
+  params.flash_attn_type = options.mode == ReferenceMode::kF16FlashAttention
+                               ? LLAMA_FLASH_ATTN_TYPE_ENABLED
+                               : LLAMA_FLASH_ATTN_TYPE_DISABLED;
+  std::unique_ptr<Reference> reference(new Reference(model));
+  reference->options_ = options;
+  reference->context_ = llama_init_from_model(model.handle(), params);
+  if (reference->context_ == nullptr)
+    return failure(Code::kInternal, fmt::format("libllama cannot make the {} context: {}",
+                                                to_string(options.mode), last_llama_error()));
+  llama_attach_threadpool(reference->context_, pool.handle(), pool.handle());
+  reference->batch_ = std::make_unique<Batch>(options.ubatch_tokens);
+  return reference;
+}
+
+Reference::Reference(const Model& model) : model_(model) {}
+
+Reference::~Reference() {
+  if (context_ != nullptr) llama_free(context_);
+}
+
+Result<void> Reference::step(std::span<const int32_t> tokens, bool all_outputs) {
+  HIFC_CHECK(!tokens.empty());
+  HIFC_CHECK(tokens.size() <= options_.ubatch_tokens);
+  output_rows_ = batch_->fill(length_, tokens, all_outputs ? Outputs::kAll : Outputs::kLast);
+  const int status = llama_decode(context_, batch_->get());
+  if (status != 0)
+    return failure(Code::kInternal,
+                   fmt::format("llama.cpp cannot decode (status {}): {}", status,
+                               last_llama_error()));
+  length_ += static_cast<uint32_t>(tokens.size());
+  return {};
+}
+
+Result<void> Reference::prefill(std::span<const int32_t> tokens) {
+  while (!tokens.empty()) {
+    const size_t count = std::min<size_t>(tokens.size(), options_.ubatch_tokens);
+    HIFC_TRY(step(tokens.first(count), /*all_outputs=*/false));
+    tokens = tokens.subspan(count);
+  }
+  return {};
+}
+
+std::span<const float> Reference::logits(uint32_t row) const {
+  HIFC_CHECK(row < output_rows_);
+  const auto index = static_cast<int32_t>(row) - static_cast<int32_t>(output_rows_);
+  return {llama_get_logits_ith(context_, index), model_.vocabulary_size()};
+}
+
+void Reference::truncate(uint32_t length) {
+  llama_memory_seq_rm(llama_get_memory(context_), 0, static_cast<llama_pos>(length), -1);
+  length_ = std::min(length_, length);
+}
+
+}  // namespace hifc::engine

@@ -1,0 +1,322 @@
+// Attention over splits, and the choice of instruction set. The first part of this file is compiled
+// once per Highway target (portable, AVX2, AVX-512), the HWY_ONCE part once.
+#include "kernels/attention.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "base/check.h"
+#include "fmt/format.h"
+
+// Three targets are enough: the baseline, AVX2 and AVX3 (AVX-512 F, BW, CD, DQ, VL). Bits 0..7 are
+// the targets above AVX3 in this and newer Highway releases.
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | 0xFF)
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/attention.cpp"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/highway.h"
+#include "kernels/generic/pages-inl.h"
+#include "kernels/generic/product-inl.h"
+#include "kernels/generic/softmax-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace hifc::kernels::HWY_NAMESPACE {
+
+// From this many rows on, decoding a page once is cheaper than converting it in each row tile.
+inline constexpr uint32_t kDecodeOnceRows = 12;
+
+struct Split {
+  const HeadParameters& head;
+  const SplitPages& pages;
+  const QueryRows& rows;
+  float* scores;   // [rows][kSplitTokens]
+  float* decoded;  // one page as floats; many rows only
+  const Partials& out;
+};
+
+struct RowTile {
+  uint32_t index = 0, tiles = 0;
+  uint32_t first = 0;
+  uint32_t count = 0;
+  Range range;  // tokens of the page, from its first one on, that any of the rows sees, rounded
+                // outward to kDepthStep
+};
+
+inline Range row_range(const QueryRows& rows, uint32_t row) {
+  HIFC_DCHECK(rows.end[row] <= kSplitTokens);
+  return Range{rows.begin[row], rows.end[row]};
+}
+
+// The hull of what the rows see of one page, rounded outward to kDepthStep: weights of tokens that a
+// row does not see are zero.
+inline Range page_range(const QueryRows& rows, uint32_t first, uint32_t count, uint32_t page) {
+  const uint32_t page_begin = page * kv::kPageTokens;
+  Range hull = {kv::kPageTokens, 0};
+  for (uint32_t row = first; row < first + count; ++row) {
+    const Range range = row_range(rows, row);
+    const uint32_t begin = std::max(range.begin, page_begin);
+    const uint32_t end = std::min(range.end, page_begin + kv::kPageTokens);
+    if (begin >= end) continue;
+    hull.begin = std::min(hull.begin, begin - page_begin);
+    hull.end = std::max(hull.end, end - page_begin);
+  }
+  hull.begin = hull.begin / kDepthStep * kDepthStep;
+  hull.end = (hull.end + kDepthStep - 1) / kDepthStep * kDepthStep;
+  return hull;
+}
+
+// Calls visit(tile) for every tile of rows that sees tokens of `page`. Tiles are of even size: 8
+// rows make 4 + 4, not 6 + 2.
+template <class Visit>
+HWY_INLINE void for_tiles(const QueryRows& rows, uint32_t page, const Visit& visit) {
+  const uint32_t tiles = (rows.count + kMaxTileRows - 1) / kMaxTileRows;
+  for (uint32_t i = 0; i < tiles; ++i) {
+    RowTile tile;
+    tile.index = i;
+    tile.tiles = tiles;
+    tile.first = rows.count * i / tiles;
+    tile.count = rows.count * (i + 1) / tiles - tile.first;
+    tile.range = page_range(rows, tile.first, tile.count, page);
+    if (!tile.range.empty()) visit(tile);
+  }
+}
+
+// The pages that some row sees, in ascending order.
+struct SeenPages {
+  explicit SeenPages(const QueryRows& rows) {
+    for (uint32_t page = 0; page < kSplitPages; ++page)
+      if (!page_range(rows, 0, rows.count, page).empty()) index[count++] = page;
+  }
+  uint32_t count = 0;
+  std::array<uint32_t, kSplitPages> index = {};
+};
+
+// A page that is needed next; each row tile prefetches its share of it while it computes, so that
+// memory is busy all the time.
+struct NextPage {
+  const uint16_t* page = nullptr;
+  size_t bytes = 0;
+
+  template <class T>
+  void share_out(const RowTile& tile, size_t width, Product<T>& product) const {
+    const size_t tile_columns = width * tile.tiles;
+    product.ahead_bytes = (bytes + tile_columns - 1) / tile_columns;
+    product.ahead = reinterpret_cast<const char*>(page) + product.ahead_bytes * width * tile.index;
+  }
+};
+
+// Dot products of all rows with the page's tokens.
+template <class T>
+void score_page(const Split& split, uint32_t page, const T* k, const NextPage& next) {
+  const size_t head_dim = split.head.head_dim;
+  for_tiles(split.rows, page, [&](const RowTile& tile) HWY_ATTR {
+    Product<T> product{.a = split.rows.q + tile.first * head_dim,
+                       .a_stride = head_dim,
+                       .b = k,
+                       .b_stride = kv::kPageTokens,
+                       .depth = head_dim,
+                       .out = split.scores + tile.first * kSplitTokens + page * kv::kPageTokens,
+                       .out_stride = kSplitTokens,
+                       .start = Start::kFromZero};
+    next.share_out(tile, kv::kPageTokens, product);
+    multiply(product, tile.count, kv::kPageTokens);
+  });
+}
+
+// Columns of a V page: 64 tokens, `stride` values apart.
+template <class T>
+struct Columns {
+  const T* v = nullptr;
+  size_t stride = 0;
+  size_t first = 0;
+  size_t width = 0;
+};
+
+// Adds the weighted columns to `out`.
+template <class T>
+void add_columns(const Split& split, uint32_t page, const Columns<T>& columns,
+                 const NextPage& next) {
+  const size_t head_dim = split.head.head_dim;
+  for_tiles(split.rows, page, [&](const RowTile& tile) HWY_ATTR {
+    const uint32_t token = page * kv::kPageTokens + tile.range.begin;
+    Product<T> product{.a = split.scores + tile.first * kSplitTokens + token,
+                       .a_stride = kSplitTokens,
+                       .b = columns.v + tile.range.begin * columns.stride,
+                       .b_stride = columns.stride,
+                       .depth = tile.range.end - tile.range.begin,
+                       .out = split.out.o + tile.first * head_dim + columns.first,
+                       .out_stride = head_dim,
+                       .start = Start::kFromOut};
+    next.share_out(tile, columns.width, product);
+    multiply(product, tile.count, columns.width);
+  });
+}
+
+// Two loops, so that the latency of one row's maximum is hidden behind other rows.
+inline void softmax_rows(const Split& split) {
+  const QueryRows& rows = split.rows;
+  for (uint32_t row = 0; row < rows.count; ++row)
+    split.out.max[row] =
+        score_row(split.scores + row * kSplitTokens, row_range(rows, row), split.head);
+  for (uint32_t row = 0; row < rows.count; ++row)
+    split.out.sum[row] = weigh_row(split.scores + row * kSplitTokens, row_range(rows, row),
+                                   split.out.max[row]);
+}
+
+// The page that is read after the i-th seen K page, or V page.
+inline NextPage next_page(const Split& split, const SeenPages& seen, uint32_t i, bool v) {
+  const size_t bytes = split.head.head_dim * kv::kPageTokens * sizeof(uint16_t);
+  const bool last = i + 1 == seen.count;
+  if (v) return last ? NextPage{} : NextPage{split.pages.v[seen.index[i + 1]], bytes};
+  return {last ? split.pages.v[seen.index[0]] : split.pages.k[seen.index[i + 1]], bytes};
+}
+
+inline void attend_few_rows(const Split& split, const SeenPages& seen) {
+  const size_t head_dim = split.head.head_dim;
+  for (uint32_t i = 0; i < seen.count; ++i)
+    score_page(split, seen.index[i], split.pages.k[seen.index[i]],
+               next_page(split, seen, i, false));
+  softmax_rows(split);
+  for (uint32_t i = 0; i < seen.count; ++i)
+    add_columns(split, seen.index[i],
+                Columns<uint16_t>{split.pages.v[seen.index[i]], head_dim, 0, head_dim},
+                next_page(split, seen, i, true));
+}
+
+inline void attend_many_rows(const Split& split, const SeenPages& seen) {
+  const size_t head_dim = split.head.head_dim;
+  const float* decoded = split.decoded;
+  for (uint32_t i = 0; i < seen.count; ++i) {
+    decode_row(split.pages.k[seen.index[i]], head_dim * kv::kPageTokens, split.decoded);
+    score_page(split, seen.index[i], decoded, next_page(split, seen, i, false));
+  }
+  softmax_rows(split);
+  for (uint32_t i = 0; i < seen.count; ++i) {
+    decode_panels(split.pages.v[seen.index[i]], kv::kPageTokens, head_dim, split.decoded);
+    NextPage next = next_page(split, seen, i, true);
+    for (size_t column = 0; column < head_dim; column += kPanelColumns) {
+      add_columns(split, seen.index[i],
+                  Columns<float>{decoded + column * kv::kPageTokens, kPanelColumns, column,
+                                 std::min(kPanelColumns, head_dim - column)},
+                  next);
+      next = {};
+    }
+  }
+}
+
+size_t scratch_bytes(const HeadParameters& head, uint32_t rows) {
+  const size_t scores = size_t{rows} * kSplitTokens;
+  const size_t panels = (head.head_dim + kPanelColumns - 1) / kPanelColumns;
+  const size_t decoded = rows < kDecodeOnceRows ? 0 : panels * kPanelColumns * kv::kPageTokens;
+  return (scores + decoded) * sizeof(float);
+}
+
+void attend_split(const HeadParameters& head, const SplitPages& pages, const QueryRows& rows,
+                  std::byte* scratch, const Partials& out) {
+  HIFC_DCHECK(head.head_dim % 16 == 0 && head.head_dim <= 512);
+  std::fill_n(out.o, size_t{rows.count} * head.head_dim, 0.0f);
+  float* scores = reinterpret_cast<float*>(scratch);
+  const Split split{head, pages, rows, scores, scores + size_t{rows.count} * kSplitTokens, out};
+  const SeenPages seen(rows);
+  rows.count < kDecodeOnceRows ? attend_few_rows(split, seen) : attend_many_rows(split, seen);
+}
+
+void merge_row(uint32_t head_dim, float into_scale, float* into, float next_scale,
+               const float* next) {
+  const FloatTag d;
+  const FloatVector a = hn::Set(d, into_scale), b = hn::Set(d, next_scale);
+  for (uint32_t i = 0; i < head_dim; i += hn::Lanes(d)) {
+    const FloatVector scaled = hn::Mul(hn::LoadU(d, next + i), b);
+    hn::StoreU(hn::MulAdd(hn::LoadU(d, into + i), a, scaled), d, into + i);
+  }
+}
+
+void merge(uint32_t head_dim, uint32_t rows, const Partials& into, const Partials& next) {
+  for (uint32_t row = 0; row < rows; ++row) {
+    float* into_o = into.o + size_t{row} * head_dim;
+    const float* next_o = next.o + size_t{row} * head_dim;
+    if (next.max[row] == kMinusInfinity) continue;
+    if (into.max[row] == kMinusInfinity) {
+      into.max[row] = next.max[row];
+      into.sum[row] = next.sum[row];
+      std::copy_n(next_o, head_dim, into_o);
+      continue;
+    }
+    const float max = std::max(into.max[row], next.max[row]);
+    const float into_scale = exp_of_nonpositive(into.max[row] - max);
+    const float next_scale = exp_of_nonpositive(next.max[row] - max);
+    into.max[row] = max;
+    into.sum[row] = into.sum[row] * into_scale + next.sum[row] * next_scale;
+    merge_row(head_dim, into_scale, into_o, next_scale, next_o);
+  }
+}
+
+void finish(uint32_t head_dim, uint32_t rows, const Partials& state, float* out,
+            size_t out_stride) {
+  const FloatTag d;
+  for (uint32_t row = 0; row < rows; ++row) {
+    const bool empty = state.max[row] == kMinusInfinity;
+    const FloatVector sum = hn::Set(d, empty ? 1.0f : state.sum[row]);
+    for (uint32_t i = 0; i < head_dim; i += hn::Lanes(d)) {
+      const FloatVector o = hn::Div(hn::LoadU(d, state.o + size_t{row} * head_dim + i), sum);
+      // -0 + 0 is +0: whether a skipped page would have turned a -0 into +0 must not show.
+      hn::StoreU(hn::Add(o, hn::Zero(d)), d, out + row * out_stride + i);
+    }
+  }
+}
+
+const Kernels* kernels(Isa isa) {
+  static const Kernels table{.isa = isa,
+                             .scratch_bytes = scratch_bytes,
+                             .attend_split = attend_split,
+                             .merge = merge,
+                             .finish = finish,
+                             .store_k = store_k,
+                             .store_v = store_v};
+  return &table;
+}
+
+}  // namespace hifc::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace hifc::kernels {
+
+std::string_view to_string(Isa isa) {
+  switch (isa) {
+    case Isa::kPortable: return "portable";
+    case Isa::kAvx2: return "avx2";
+    case Isa::kAvx512: return "avx512";
+  }
+  return "unknown";
+}
+
+Result<const Kernels*> kernels_for(Isa isa) {
+  [[maybe_unused]] const int64_t cpu = hwy::SupportedTargets();
+  if (isa == Isa::kPortable) return HWY_STATIC_DISPATCH(kernels)(isa);
+#if HWY_TARGETS & HWY_AVX2
+  if (isa == Isa::kAvx2 && (cpu & HWY_AVX2) != 0) return N_AVX2::kernels(isa);
+#endif
+#if HWY_TARGETS & HWY_AVX3
+  if (isa == Isa::kAvx512 && (cpu & HWY_AVX3) != 0) return N_AVX3::kernels(isa);
+#endif
+  return failure(Code::kUnsupported,
+                 fmt::format("this CPU or build has no {} kernels", to_string(isa)));
+}
+
+Result<const Kernels*> select_kernels() {
+  constexpr std::array kBestFirst = {Isa::kAvx512, Isa::kAvx2, Isa::kPortable};
+  if (const char* forced = std::getenv("HIFC_FORCE_ISA")) {
+    for (const Isa isa : kBestFirst)
+      if (to_string(isa) == forced) return kernels_for(isa);
+    return failure(Code::kInvalid,
+                   fmt::format("HIFC_FORCE_ISA is '{}'; it may be portable, avx2 or avx512", forced));
+  }
+  for (const Isa isa : kBestFirst)
+    if (auto kernels = kernels_for(isa)) return kernels;
+  return kernels_for(Isa::kPortable);
+}
+
+}  // namespace hifc::kernels
+#endif  // HWY_ONCE

@@ -1,0 +1,216 @@
+// How close attention comes to what the machine can do. Each iteration times a plain loop (reading
+// memory, or fused multiply-adds in registers) and then the kernel; `ratio` compares the two, so it
+// holds on a shared machine whose absolute speed varies.
+#include "kernels/attention.h"
+
+#include <benchmark/benchmark.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <ctime>
+#include <memory>
+#include <vector>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace hifc::kernels {
+namespace {
+
+// CPU time of this thread: what others do on the machine costs bandwidth, but not time slices.
+double now() {
+  timespec time;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+template <class T>
+struct AlignedArray {
+  explicit AlignedArray(size_t count, T value)
+      : data(static_cast<T*>(std::aligned_alloc(4096, (count * sizeof(T) + 4095) / 4096 * 4096))) {
+    std::fill_n(data, count, value);
+  }
+  AlignedArray(const AlignedArray&) = delete;
+  AlignedArray& operator=(const AlignedArray&) = delete;
+  ~AlignedArray() { std::free(data); }
+  T* data;
+};
+
+uint64_t read_all(const uint16_t* data, size_t bytes) {
+  const auto* words = reinterpret_cast<const uint64_t*>(data);
+  uint64_t sum = 0;
+  for (size_t i = 0; i < bytes / sizeof(uint64_t); ++i) sum += words[i];
+  return sum;
+}
+
+// Floating-point operations per second of fused multiply-adds on registers.
+using FmaLoop = float (*)(size_t rounds);
+constexpr size_t kFmaSums = 12;
+
+#if defined(__x86_64__)
+__attribute__((target("avx512f"))) float fma_avx512(size_t rounds) {
+  __m512 sums[kFmaSums] = {};
+  const __m512 x = _mm512_set1_ps(0.5f);
+  for (size_t i = 0; i < rounds; ++i)
+    for (__m512& sum : sums) sum = _mm512_fmadd_ps(sum, x, x);
+  __m512 all = sums[0];
+  for (const __m512& sum : sums) all = _mm512_add_ps(all, sum);
+  return _mm512_cvtss_f32(all);
+}
+
+__attribute__((target("avx2,fma"))) float fma_avx2(size_t rounds) {
+  __m256 sums[kFmaSums] = {};
+  const __m256 x = _mm256_set1_ps(0.5f);
+  for (size_t i = 0; i < rounds; ++i)
+    for (__m256& sum : sums) sum = _mm256_fmadd_ps(sum, x, x);
+  __m256 all = sums[0];
+  for (const __m256& sum : sums) all = _mm256_add_ps(all, sum);
+  return _mm256_cvtss_f32(all);
+}
+#endif
+
+double fma_peak(Isa isa) {
+  constexpr size_t kRounds = 100'000;
+  FmaLoop loop = nullptr;
+  size_t lanes = 0;
+#if defined(__x86_64__)
+  if (isa == Isa::kAvx2) loop = fma_avx2, lanes = 8;
+  if (isa == Isa::kAvx512) loop = fma_avx512, lanes = 16;
+#endif
+  if (loop == nullptr) return 0;
+  const double begin = now();
+  benchmark::DoNotOptimize(loop(kRounds));
+  return 2.0 * static_cast<double>(kRounds * kFmaSums * lanes) / (now() - begin);
+}
+
+// Encoded pages as a block holds them: [page][kv_head], K then V; one thread's share.
+class Blocks {
+ public:
+  static constexpr uint32_t kHeads = 8;
+  Blocks(uint32_t head_dim, size_t bytes)
+      : page_(size_t{head_dim} * kv::kPageTokens),
+        count_(bytes / sizeof(uint16_t) / (2 * kSplitPages * kHeads * page_)),
+        // 0x1400 is 2^-10: small scores, ordinary numbers.
+        data_(count_ * 2 * kSplitPages * kHeads * page_, 0x1400) {}
+
+  size_t splits() const { return count_ * kHeads; }
+  size_t bytes() const { return splits() * 2 * kSplitPages * page_ * sizeof(uint16_t); }
+  const uint16_t* data() const { return data_.data; }
+  SplitPages split(size_t index) const {
+    SplitPages pages;
+    const size_t block = index / kHeads * 2 * kSplitPages * kHeads, head = index % kHeads;
+    for (uint32_t page = 0; page < kSplitPages; ++page) {
+      pages.k[page] = data_.data + (block + page * kHeads + head) * page_;
+      pages.v[page] = pages.k[page] + kSplitPages * kHeads * page_;
+    }
+    return pages;
+  }
+
+ private:
+  size_t page_, count_;
+  AlignedArray<uint16_t> data_;
+};
+
+struct Call {
+  Call(const Kernels& kernels, uint32_t head_dim, uint32_t rows)
+      : kernels(kernels),
+        head{head_dim, 0.1f, 0.0f},
+        q(size_t{rows} * head_dim, 0.25f),
+        o(size_t{rows} * head_dim, 0.0f),
+        scratch(kernels.scratch_bytes(head, rows), std::byte{0}),
+        begin(rows, 0),
+        end(rows, kSplitTokens),
+        max(rows),
+        sum(rows) {}
+  void run(const SplitPages& pages) {
+    const auto rows = static_cast<uint32_t>(begin.size());
+    kernels.attend_split(head, pages, {rows, q.data, begin.data(), end.data()}, scratch.data,
+                         {max.data(), sum.data(), o.data});
+  }
+  const Kernels& kernels;
+  HeadParameters head;
+  AlignedArray<float> q, o;
+  AlignedArray<std::byte> scratch;
+  std::vector<uint32_t> begin, end;
+  std::vector<float> max, sum;
+};
+
+void decode(benchmark::State& state, const Kernels* kernels, uint32_t head_dim, uint32_t rows) {
+  constexpr size_t kBytes = 256'000'000;
+  const Blocks blocks(head_dim, kBytes / static_cast<size_t>(state.threads()));
+  Call call(*kernels, head_dim, rows);
+  double read_seconds = 0, kernel_seconds = 0;
+  for (auto _ : state) {
+    const double begin = now();
+    benchmark::DoNotOptimize(read_all(blocks.data(), blocks.bytes()));
+    const double middle = now();
+    for (size_t i = 0; i < blocks.splits(); ++i) call.run(blocks.split(i));
+    const double end = now();
+    read_seconds += middle - begin;
+    kernel_seconds += end - middle;
+    state.SetIterationTime(end - middle);
+  }
+  const double gigabytes = static_cast<double>(blocks.bytes() * state.iterations()) / 1e9;
+  state.counters["GB/s"] = gigabytes / kernel_seconds;  // summed over threads
+  state.counters["read_GB/s"] = gigabytes / read_seconds;
+  state.counters["ratio"] = {read_seconds / kernel_seconds, benchmark::Counter::kAvgThreads};
+}
+
+// `causal`: the rows' ranges end within the split, as on the diagonal; only useful work is counted.
+void prefill(benchmark::State& state, const Kernels* kernels, uint32_t head_dim, uint32_t rows,
+             bool causal) {
+  const Blocks blocks(head_dim, 16'000'000);
+  Call call(*kernels, head_dim, rows);
+  double operations = 0;
+  for (uint32_t row = 0; row < rows; ++row) {
+    if (causal) call.end[row] = 1 + row * (kSplitTokens - 1) / rows;
+    operations += 4.0 * head_dim * call.end[row];
+  }
+  double peak = 0, kernel_seconds = 0;
+  size_t calls = 0;
+  for (auto _ : state) {
+    peak = std::max(peak, fma_peak(kernels->isa));
+    const double begin = now();
+    for (size_t i = 0; i < 16; ++i) call.run(blocks.split(calls++ % blocks.splits()));
+    const double seconds = now() - begin;
+    kernel_seconds += seconds;
+    state.SetIterationTime(seconds);
+  }
+  const double flops = operations * static_cast<double>(calls) / kernel_seconds;
+  state.counters["GFLOP/s"] = flops / 1e9;
+  state.counters["peak_GFLOP/s"] = peak / 1e9;
+  state.counters["ratio"] = peak > 0 ? flops / peak : 0;
+}
+
+std::string name_of(const char* kind, const Kernels& kernels, uint32_t head_dim, uint32_t rows) {
+  return std::string(kind) + "/" + std::string(to_string(kernels.isa)) + "/head_dim:" +
+         std::to_string(head_dim) + "/rows:" + std::to_string(rows);
+}
+
+void register_all(const Kernels* kernels) {
+  using benchmark::RegisterBenchmark;
+  for (const uint32_t head_dim : {64u, 128u}) {
+    for (const uint32_t rows : {1u, 3u, 4u, 8u})
+      RegisterBenchmark(name_of("decode", *kernels, head_dim, rows).c_str(), decode, kernels,
+                        head_dim, rows)
+          ->Threads(2)
+          ->UseManualTime();
+    for (const uint32_t rows : {16u, 32u, 96u, 192u})
+      RegisterBenchmark(name_of("prefill", *kernels, head_dim, rows).c_str(), prefill, kernels,
+                        head_dim, rows, false)
+          ->UseManualTime();
+    RegisterBenchmark(name_of("prefill_causal", *kernels, head_dim, 192).c_str(), prefill, kernels,
+                      head_dim, 192u, true)
+        ->UseManualTime();
+  }
+}
+
+const bool registered = [] {
+  for (const Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512})
+    if (auto kernels = kernels_for(isa)) register_all(*kernels);
+  return true;
+}();
+
+}  // namespace
+}  // namespace hifc::kernels

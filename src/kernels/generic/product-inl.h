@@ -1,0 +1,154 @@
+// The inner loop of attention: register-blocked matrix products, written once for every ISA.
+// Included once per Highway target, hence the toggling guard.
+#if defined(HIFC_KERNELS_GENERIC_PRODUCT_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HIFC_KERNELS_GENERIC_PRODUCT_INL_H_
+#undef HIFC_KERNELS_GENERIC_PRODUCT_INL_H_
+#else
+#define HIFC_KERNELS_GENERIC_PRODUCT_INL_H_
+#endif
+
+#include <cstddef>
+#include <cstdint>
+
+#include "hwy/cache_control.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace hifc::kernels::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using FloatTag = hn::ScalableTag<float>;
+using FloatVector = hn::Vec<FloatTag>;
+
+inline constexpr size_t kMaxTileRows = 6;
+inline constexpr size_t kMaxTileVectors = 8;
+inline constexpr size_t kVectorRegisters = HWY_TARGET <= HWY_AVX3 ? 32 : 16;
+
+inline constexpr size_t kDepthStep = 4;  // steps per round of the loop, to amortise its overhead
+
+enum class Start : uint8_t { kFromZero, kFromOut };
+
+// out[r][c] = start + a[r][0] * b[0][c] + a[r][1] * b[1][c] + ..., fused step by step in this very
+// order. T is float, or uint16_t for F16 bits that are converted in registers. Meanwhile memory that
+// is needed later is prefetched from `ahead` on, `ahead_bytes` for each column of `out`.
+template <class T>
+struct Product {
+  const float* a = nullptr;
+  size_t a_stride = 0;
+  const T* b = nullptr;
+  size_t b_stride = 0;
+  size_t depth = 0;  // a multiple of kDepthStep
+  float* out = nullptr;
+  size_t out_stride = 0;
+  Start start = Start::kFromZero;
+  const char* ahead = nullptr;
+  size_t ahead_bytes = 0;
+};
+
+HWY_INLINE FloatVector load_floats(const float* from) { return hn::LoadU(FloatTag(), from); }
+
+HWY_INLINE FloatVector load_floats(const uint16_t* from) {
+  const hn::Rebind<uint16_t, FloatTag> bits;
+  const hn::Rebind<hwy::float16_t, FloatTag> half;
+  return hn::PromoteTo(FloatTag(), hn::BitCast(half, hn::LoadU(bits, from)));
+}
+
+// Vectors per tile row: as many accumulators as leave registers for `b` and the broadcasts of `a`.
+constexpr size_t max_tile_vectors(size_t rows) {
+  if (kVectorRegisters == 32) return rows <= 3 ? 8 : 4;
+  return rows == 1 ? 8 : rows <= 3 ? 4 : 2;
+}
+
+// One step of depth for the whole tile. The smaller side of the tile stays in registers.
+template <size_t kRows, size_t kVectors, class T>
+HWY_INLINE void multiply_step(const float* HWY_RESTRICT a, size_t a_stride, const T* HWY_RESTRICT b,
+                              FloatVector (&sums)[kRows][kVectors]) {
+  const FloatTag d;
+  if constexpr (kRows < kVectors) {
+    FloatVector row[kRows];
+    for (size_t r = 0; r < kRows; ++r) row[r] = hn::Set(d, a[r * a_stride]);
+    for (size_t c = 0; c < kVectors; ++c) {
+      const FloatVector column = load_floats(b + c * hn::Lanes(d));
+      for (size_t r = 0; r < kRows; ++r) sums[r][c] = hn::MulAdd(row[r], column, sums[r][c]);
+    }
+  } else {
+    FloatVector column[kVectors];
+    for (size_t c = 0; c < kVectors; ++c) column[c] = load_floats(b + c * hn::Lanes(d));
+    for (size_t r = 0; r < kRows; ++r) {
+      const FloatVector row = hn::Set(d, a[r * a_stride]);
+      for (size_t c = 0; c < kVectors; ++c) sums[r][c] = hn::MulAdd(row, column[c], sums[r][c]);
+    }
+  }
+}
+
+HWY_INLINE void prefetch(const char* from, size_t bytes) {
+  for (size_t offset = 0; offset < bytes; offset += 64) hwy::Prefetch(from + offset);
+}
+
+// Compilers like to hoist the loads of later steps, for which there are no registers left: with 16
+// of them, all sums would be spilled and the tile three times slower.
+HWY_INLINE void keep_step_order() { asm volatile("" ::: "memory"); }
+
+// The tile of `out` whose first column is `column`.
+template <size_t kRows, size_t kVectors, class T>
+HWY_NOINLINE void multiply_tile(const Product<T>& product, size_t column) {
+  const FloatTag d;
+  const size_t lanes = hn::Lanes(d);
+  const size_t out_stride = product.out_stride;
+  float* out = product.out + column;
+  FloatVector sums[kRows][kVectors];
+  for (size_t r = 0; r < kRows; ++r)
+    for (size_t c = 0; c < kVectors; ++c)
+      sums[r][c] = product.start == Start::kFromZero
+                       ? hn::Zero(d)
+                       : hn::LoadU(d, out + r * out_stride + c * lanes);
+
+  const float* a = product.a;
+  const T* b = product.b + column;
+  const size_t a_stride = product.a_stride, b_stride = product.b_stride;
+  const size_t rounds = product.depth / kDepthStep;
+  const char* ahead = product.ahead + product.ahead_bytes * column;
+  const size_t ahead_step = product.ahead_bytes * kVectors * lanes / rounds;
+  for (size_t round = 0; round < rounds; ++round) {
+    prefetch(ahead, ahead_step);
+    for (size_t step = 0; step < kDepthStep; ++step) {
+      multiply_step<kRows, kVectors>(a + step, a_stride, b + step * b_stride, sums);
+      keep_step_order();
+    }
+    a += kDepthStep;
+    b += kDepthStep * b_stride;
+    ahead += ahead_step;
+  }
+
+  for (size_t r = 0; r < kRows; ++r)
+    for (size_t c = 0; c < kVectors; ++c)
+      hn::StoreU(sums[r][c], d, out + r * out_stride + c * lanes);
+}
+
+// Covers columns [column, width) with tiles of kVectors, then of half as many, and so on.
+template <size_t kRows, size_t kVectors, class T>
+HWY_INLINE void multiply_columns(const Product<T>& product, size_t column, size_t width) {
+  if constexpr (kVectors <= max_tile_vectors(kRows)) {
+    const size_t step = kVectors * hn::Lanes(FloatTag());
+    for (; column + step <= width; column += step) multiply_tile<kRows, kVectors>(product, column);
+  }
+  if constexpr (kVectors > 1) multiply_columns<kRows, kVectors / 2>(product, column, width);
+}
+
+// `rows` is 1..kMaxTileRows; `width` columns, a multiple of 16.
+template <class T>
+void multiply(const Product<T>& product, size_t rows, size_t width) {
+  switch (rows) {
+    case 1: return multiply_columns<1, kMaxTileVectors>(product, 0, width);
+    case 2: return multiply_columns<2, kMaxTileVectors>(product, 0, width);
+    case 3: return multiply_columns<3, kMaxTileVectors>(product, 0, width);
+    case 4: return multiply_columns<4, kMaxTileVectors>(product, 0, width);
+    case 5: return multiply_columns<5, kMaxTileVectors>(product, 0, width);
+    default: return multiply_columns<6, kMaxTileVectors>(product, 0, width);
+  }
+}
+
+}  // namespace hifc::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // HIFC_KERNELS_GENERIC_PRODUCT_INL_H_

@@ -1,0 +1,111 @@
+// The three tiers behind one interface: hot and warm frames in memory, groups of blocks on flash.
+//
+// A frame holds one block (kv/layout.h) and is charged to the hot or to the warm tier; each has a
+// hard byte budget. On a CPU the two are accounting classes of one memory region: promotion
+// recharges a frame and copies nothing, and attention reads frames of both in place.
+//
+// Thread-compatible: one thread calls everything but verify(); transfers complete on that thread
+// inside poll() and wait().
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "flash/store.h"
+#include "io/memory.h"
+#include "io/ring.h"
+
+namespace hifc::tier {
+
+enum class Tier : uint8_t { kHot, kWarm, kCold };
+inline constexpr size_t kTierCount = 3;
+std::string_view to_string(Tier tier);
+
+enum class FrameId : uint32_t {};
+inline constexpr FrameId kNoFrame{UINT32_MAX};
+
+struct TierCounters {
+  uint64_t capacity_bytes = 0;
+  uint64_t used_bytes = 0;
+  uint64_t peak_bytes = 0;
+  uint64_t hits = 0;  // blocks that attention found here (cold: had to be read from here)
+  uint64_t bytes_read = 0;
+  uint64_t bytes_written = 0;
+};
+
+struct TiersOptions {
+  size_t block_bytes = 0;
+  uint32_t blocks_per_group = 0;  // layers of the model
+  uint64_t hot_bytes = 0;
+  uint64_t warm_bytes = 0;
+  std::optional<flash::StoreOptions> flash;  // none: no cold tier
+  io::RingOptions ring;
+};
+
+class Tiers {
+ public:
+  static Result<std::unique_ptr<Tiers>> create(const TiersOptions& options);
+  // As create(), over a Ring of the caller's (fault injection); the ring must outlive the tiers.
+  static Result<std::unique_ptr<Tiers>> create(const TiersOptions& options, io::Ring& ring);
+  ~Tiers();
+
+  size_t block_bytes() const { return options_.block_bytes; }
+  uint32_t frames() const { return static_cast<uint32_t>(owner_.size()); }
+  uint32_t free_frames() const { return static_cast<uint32_t>(free_.size()); }
+
+  // A free frame charged to `preferred` where that has room, else to the other memory tier; nothing
+  // when both are full. The frame's bytes are whatever was there before.
+  std::optional<FrameId> acquire(Tier preferred);
+  void release(FrameId frame);
+  // Recharges a warm frame to the hot tier if that has room.
+  void promote(FrameId frame);
+
+  std::byte* data(FrameId frame) const;
+  std::span<std::byte> span(FrameId frame) const { return {data(frame), options_.block_bytes}; }
+  Tier tier_of(FrameId frame) const { return owner_[static_cast<uint32_t>(frame)]; }
+
+  bool has_cold() const { return store_ != nullptr; }
+  flash::Store& store() { return *store_; }
+  io::Ring* ring() { return ring_; }
+
+  // Groups that one coalesced write should hold: at least 4 MiB, and neighbouring blocks of one
+  // layer at least 128 KiB, at most 16 MiB where a group is smaller than that.
+  uint32_t groups_per_write_min() const;
+  uint32_t groups_per_write_max() const;
+
+  // Transfers; see flash/store.h. Blocks of a group are its lanes in layer order.
+  Result<void> store_groups(std::vector<flash::PutValue> groups, flash::Store::PutDone done);
+  Result<void> load(uint32_t layer, std::span<const flash::LaneRead> run,
+                    flash::Store::ReadDone done);
+  uint32_t poll() { return ring_ != nullptr ? ring_->poll() : 0; }
+  uint32_t wait() { return ring_ != nullptr ? ring_->wait() : 0; }
+
+  void count_hit(Tier tier, uint64_t bytes);
+  void count_write(Tier tier, uint64_t bytes) { at(tier).bytes_written += bytes; }
+  TierCounters counters(Tier tier) const;
+
+ private:
+  Tiers() = default;
+  Result<void> initialise(const TiersOptions& options);
+  TierCounters& at(Tier tier) { return counters_[static_cast<size_t>(tier)]; }
+  bool has_room(Tier tier) const;
+  void charge(FrameId frame, Tier tier);
+
+  TiersOptions options_;
+  io::AlignedMemory memory_;
+  std::vector<Tier> owner_;     // [frame]
+  std::vector<FrameId> free_;   // a stack: the frames used last are reused first
+  std::array<TierCounters, kTierCount> counters_ = {};
+  std::unique_ptr<io::Ring> own_ring_;
+  io::Ring* ring_ = nullptr;
+  std::unique_ptr<flash::Store> store_;  // declared last: its destruction still drives the ring
+};
+
+}  // namespace hifc::tier
