@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "apps/command.h"
+#include "apps/options.h"
 #include "hifc/build_info.h"
 
 int main(int argc, char** argv) {
@@ -12,16 +13,18 @@ int main(int argc, char** argv) {
   CLI::App app("HiFC: the KV cache of large language models in memory and on flash");
   app.name("hifc");
   app.require_subcommand(1);
-  app.failure_message(CLI::FailureMessage::simple);
   app.set_version_flag("--version", fmt::format("hifc {} ({})", hifc::build_info().version,
                                                hifc::build_info().commit));
   Action chosen;
   add_run_command(app, chosen);
+  add_eval_command(app, chosen);
+  add_bench_command(app, chosen);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    const int status = app.exit(error);
-    return status == 0 ? kExitOk : kExitUsage;
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    fmt::print(stderr, "hifc: {}\n", explain(app, error));
+    return kExitUsage;
   }
   install_signal_handlers();
   const auto status = chosen();

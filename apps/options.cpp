@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <array>
 #include <optional>
 #include <utility>
@@ -79,11 +80,13 @@ std::vector<std::string> option_names(const CLI::App& app) {
 
 }  // namespace
 
-ConfigOptions::ConfigOptions(CLI::App& app)
+ConfigOptions::ConfigOptions(CLI::App& app,
+                             std::initializer_list<std::string_view> without)
     : preset_(add_text_option(app, "--preset", "NAME", preset_help())),
       file_(add_text_option(app, "--config", "FILE",
                             "YAML file with hifc_config:, applied over the preset")) {
   for (const ConfigKey& key : config_keys()) {
+    if (std::ranges::find(without, key.name) != without.end()) continue;
     const std::string name = flag_name(key);
     if (!key.is_switch) {
       const std::string names = fmt::format("{}", fmt::join(flag_names(key), ","));

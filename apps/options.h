@@ -2,6 +2,7 @@
 // frequent ones, and --preset NAME and --config FILE below them.
 #pragma once
 
+#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,7 +20,8 @@ namespace hifc::apps {
 class ConfigOptions {
  public:
   // Adds the options to `app`, which must outlive this object.
-  explicit ConfigOptions(CLI::App& app);
+  // `without`: keys whose flags `app` defines itself.
+  explicit ConfigOptions(CLI::App& app, std::initializer_list<std::string_view> without = {});
 
   // After `app` has parsed: preset, then file, then flags, validated. Failures are the sentences of
   // base/config.h with the flag's name in place of the key's.

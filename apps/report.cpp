@@ -23,12 +23,13 @@ Json tier_json(const tier::TierCounters& counters) {
           {"bytes_written", counters.bytes_written}};
 }
 
-Json flash_json(tier::Tiers& tiers, const cache::CacheStatistics& cache) {
+// Rates are averages over the whole run: what the drive gave, not what it could give.
+Json flash_json(tier::Tiers& tiers, double run_ms) {
   if (!tiers.has_cold()) return nullptr;
   const flash::StoreStatistics& store = tiers.store().statistics();
   const auto bytes = [](uint64_t value) { return static_cast<double>(value); };
-  return {{"read_gbps", ratio(bytes(store.read_bytes), bytes(cache.prefetch.busy_ns))},
-          {"write_gbps", ratio(bytes(store.written_bytes), bytes(cache.write_busy_ns))},
+  return {{"read_gbps", ratio(bytes(store.read_bytes), 1e6 * run_ms)},
+          {"write_gbps", ratio(bytes(store.written_bytes), 1e6 * run_ms)},
           {"writes", store.writes},
           {"mean_write_bytes", ratio(bytes(store.written_bytes), bytes(store.writes))},
           {"write_amplification", ratio(bytes(store.written_bytes), bytes(store.payload_bytes_put))},
@@ -86,7 +87,7 @@ Json run_report(engine::Engine& engine, const RunMeasurements& run) {
                  {"logits_hash", fmt::format("{:016x}", engine.statistics().logits_hash)}};
   for (const tier::Tier tier : {tier::Tier::kHot, tier::Tier::kWarm, tier::Tier::kCold})
     report["tiers"][std::string(tier::to_string(tier))] = tier_json(tiers.counters(tier));
-  report["flash"] = flash_json(tiers, cache);
+  report["flash"] = flash_json(tiers, run.prefill_ms + decode_ms * tokens);
   report["prefetch"] = prefetch_json(cache.prefetch);
   report["recomputed_groups"] = engine.statistics().recomputed_groups;
   report["stall_ms_per_token"] = stall_ms;

@@ -59,4 +59,4 @@ else()
 endif()
 
 add_library(hifc_llama INTERFACE)
-target_link_libraries(hifc_llama INTERFACE llama ggml)
+target_link_libraries(hifc_llama INTERFACE llama $<IF:$<TARGET_EXISTS:ggml::ggml>,ggml::ggml,ggml>)

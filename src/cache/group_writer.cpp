@@ -14,14 +14,11 @@ constexpr uint32_t kFailuresMax = 3;
 }  // namespace
 
 GroupWriter::GroupWriter(tier::Tiers& tiers, Sequence& sequence, Residency& residency,
-                         const Placement& placement, const kv::BlockHeader& header,
-                         const Clock& clock)
+                         const kv::BlockHeader& header)
     : tiers_(tiers),
       sequence_(sequence),
       residency_(residency),
-      placement_(placement),
-      header_(header),
-      clock_(clock) {}
+      header_(header) {}
 
 void GroupWriter::seal(uint32_t index) {
   Group& group = sequence_.groups[index];
@@ -86,10 +83,10 @@ void GroupWriter::write(uint32_t count) {
     sequence_.groups[g].stage = Group::Stage::kWriting;
   }
   queue_.erase(queue_.begin(), queue_.begin() + count);
-  if (in_flight_++ == 0) busy_since_ns_ = clock_.now_ns();
+  ++in_flight_;
   auto accepted = tiers_.store_groups(
       std::move(values), [this, batch](Result<std::vector<flash::Handle>> outcome) {
-        if (--in_flight_ == 0) busy_ns_ += clock_.now_ns() - busy_since_ns_;
+        --in_flight_;
         finish(batch, std::move(outcome));
       });
   if (accepted) return;
@@ -110,12 +107,7 @@ void GroupWriter::finish_group(uint32_t index, flash::Handle handle) {
   Group& group = sequence_.groups[index];
   group.handle = std::move(handle);
   group.stage = Group::Stage::kStored;
-  for (uint32_t layer = 0; layer < group.blocks.size(); ++layer) {
-    if (placement_.wanted(index, layer))
-      tiers_.promote(group.blocks[layer].frame);
-    else
-      residency_.drop(group.blocks[layer]);
-  }
+  for (uint32_t layer = 0; layer < group.blocks.size(); ++layer) residency_.stored(index, layer);
 }
 
 void GroupWriter::fail(const std::vector<uint32_t>& batch, Error error) {

@@ -6,7 +6,6 @@
 #include <optional>
 #include <vector>
 
-#include "base/clock.h"
 #include "base/result.h"
 #include "cache/residency.h"
 #include "cache/sequence.h"
@@ -19,7 +18,7 @@ namespace hifc::cache {
 class GroupWriter {
  public:
   GroupWriter(tier::Tiers& tiers, Sequence& sequence, Residency& residency,
-              const Placement& placement, const kv::BlockHeader& header, const Clock& clock);
+              const kv::BlockHeader& header);
 
   // The group's last token is in every layer: seals its blocks (headers, key) and queues it. The
   // queue is bounded by the frames that its groups hold.
@@ -36,7 +35,6 @@ class GroupWriter {
   void forget_from(uint32_t first);
 
   uint32_t in_flight() const { return in_flight_; }
-  uint64_t busy_ns() const { return busy_ns_; }  // with at least one write in flight
   // The latest failure since a write succeeded.
   const std::optional<Error>& error() const { return error_; }
 
@@ -50,12 +48,9 @@ class GroupWriter {
   tier::Tiers& tiers_;
   Sequence& sequence_;
   Residency& residency_;
-  const Placement& placement_;
   kv::BlockHeader header_;
-  const Clock& clock_;
   std::vector<uint32_t> queue_;
   uint32_t in_flight_ = 0;
-  uint64_t busy_since_ns_ = 0, busy_ns_ = 0;
   uint32_t failures_ = 0;  // in a row
   std::optional<Error> error_;
 };

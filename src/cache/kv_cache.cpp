@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "base/check.h"
 #include "base/log.h"
@@ -38,7 +39,9 @@ uint32_t KvCache::frames_min(const kv::ModelShape& shape, uint32_t block_tokens)
 
 uint32_t KvCache::frames_for_ubatch(const kv::ModelShape& shape, uint32_t block_tokens,
                                     uint32_t ubatch) {
-  const uint32_t groups = (ubatch + block_tokens - 1) / block_tokens;
+  // Chunks start at multiples of `ubatch`: that far into a group at most.
+  const uint32_t offset = block_tokens - std::gcd(ubatch, block_tokens);
+  const uint32_t groups = (offset + ubatch - 1) / block_tokens + 1;
   return std::max(groups, 2u) * shape.layers + staging_min(block_tokens);
 }
 
@@ -72,9 +75,8 @@ KvCache::KvCache(CacheOptions options, kv::BlockLayout layout, tier::Tiers& tier
       clock_(clock),
       placement_(options_.shape, layout.block_tokens()),
       residency_(tiers_, sequence_, placement_),
-      prefetcher_(options_.prefetch, tiers_, sequence_, residency_, placement_,
-                  clock),
-      writer_(tiers_, sequence_, residency_, placement_, header_for(options_), clock),
+      prefetcher_(options_.prefetch, tiers_, sequence_, residency_, placement_),
+      writer_(tiers_, sequence_, residency_, header_for(options_)),
       attention_(kernels, options_.shape, parallel) {}
 
 KvCache::~KvCache() { truncate(0); }
@@ -87,16 +89,22 @@ uint32_t KvCache::splits_per_unit() const {
   return std::max(1u, layout_.block_tokens() / kSplitTokens);
 }
 
+uint32_t KvCache::first_split(uint32_t layer) const {
+  const uint32_t window = options_.shape.window[layer];
+  const bool all = window == 0 || step_.position < window;
+  return all ? 0 : (step_.position + 1 - window) / kSplitTokens;
+}
+
 void KvCache::begin_step(uint32_t position, std::span<const int32_t> tokens) {
   HIFC_CHECK(!tokens.empty());
   step_ = {.position = position, .tokens = {tokens.begin(), tokens.end()}};
   step_.recompute = position < length();
   if (step_.recompute) {
+    drop_read_ahead();
     Group& group = sequence_.groups[group_of(position)];
     HIFC_CHECK(group_of(position) == group_of(step_.end() - 1));
     if (group.stage == Group::Stage::kLost) {
       ++statistics_.lost_groups;
-      prefetcher_.drain();
       lose(group_of(position));
     }
     group.stage = Group::Stage::kOpen;
@@ -107,7 +115,7 @@ void KvCache::begin_step(uint32_t position, std::span<const int32_t> tokens) {
       sequence_.groups.emplace_back().blocks.resize(options_.shape.layers);
   }
   plan();
-  prefetcher_.begin_step(position, groups_end());
+  prefetcher_.begin_step(position, step_.end(), groups_end());
 }
 
 void KvCache::plan() {
@@ -133,7 +141,11 @@ Result<void> KvCache::attend(const LayerInput& input) {
     return failure(Code::kCancelled, "interrupted");
   const uint64_t start_ns = clock_.now_ns();
   auto outcome = append(input);
-  if (outcome) outcome = stream(input);
+  if (outcome) {
+    residency_.set_running(input.layer);
+    outcome = stream(input);
+    residency_.set_running(Residency::kNoLayer);
+  }
   statistics_.attention_ns += clock_.now_ns() - start_ns;
   return outcome;
 }
@@ -197,10 +209,7 @@ void KvCache::store_page(const LayerInput& input, uint32_t page, uint32_t kv_hea
 
 Result<void> KvCache::stream(const LayerInput& input) {
   const uint32_t layer = input.layer;
-  const uint32_t window = options_.shape.window[layer];
-  const uint32_t oldest =
-      window != 0 && step_.position + 1 > window ? step_.position + 1 - window : 0;
-  const uint32_t first_split = oldest / kSplitTokens;
+  const uint32_t first_split = this->first_split(layer);
   const uint32_t last_split = (step_.end() - 1) / kSplitTokens + 1;
   std::vector<uint32_t> pending;
   for (uint32_t unit = first_split / splits_per_unit();
@@ -324,9 +333,11 @@ Result<void> KvCache::verify(uint32_t layer, std::span<const uint32_t> units) {
 void KvCache::compute(uint32_t layer, std::span<const uint32_t> units) {
   std::vector<uint32_t> splits;
   const uint32_t last_split = (step_.end() - 1) / kSplitTokens + 1;
+  // A unit of several splits may begin before the window.
   for (const uint32_t unit : units)
-    for (uint32_t i = 0; i < splits_per_unit(); ++i)
-      if (unit * splits_per_unit() + i < last_split) splits.push_back(unit * splits_per_unit() + i);
+    for (uint32_t split = std::max(first_split(layer), unit * splits_per_unit());
+         split < std::min(last_split, (unit + 1) * splits_per_unit()); ++split)
+      splits.push_back(split);
   const uint32_t first_group = placement_.first_visible_group(layer, step_.position);
   attention_.compute(splits, [&](uint32_t split, uint32_t kv_head) {
     kernels::SplitPages pages;
@@ -355,6 +366,8 @@ void KvCache::release(uint32_t layer, std::span<const uint32_t> units) {
 void KvCache::end_step() {
   if (!step_.recompute)
     sequence_.tokens.insert(sequence_.tokens.end(), step_.tokens.begin(), step_.tokens.end());
+  else
+    drop_read_ahead();
   for (uint32_t g = group_of(step_.position); g < groups_end(); ++g)
     if (step_.end() >= (g + 1) * block_tokens()) writer_.add(g);
   writer_.pump();
@@ -366,10 +379,15 @@ void KvCache::lose(uint32_t index) {
   group.handle = {};
 }
 
-void KvCache::abort_step() {
+// Steps elsewhere than where the last one ended do not use it all, and would never free the rest.
+void KvCache::drop_read_ahead() {
   prefetcher_.drain();
-  residency_.expect_open(0);
   residency_.drop_staged();
+}
+
+void KvCache::abort_step() {
+  drop_read_ahead();
+  residency_.expect_open(0);
   if (step_.recompute) {
     const uint32_t group = group_of(step_.position);
     lose(group);
@@ -410,7 +428,6 @@ void KvCache::truncate(uint32_t length) {
 CacheStatistics KvCache::statistics() const {
   CacheStatistics statistics = statistics_;
   statistics.prefetch = prefetcher_.statistics();
-  statistics.write_busy_ns = writer_.busy_ns();
   statistics.kv_bytes = uint64_t{length()} * options_.shape.layers * 2 * layout_.kv_heads() *
                         layout_.head_dim() * sizeof(uint16_t);
   return statistics;

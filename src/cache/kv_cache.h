@@ -49,7 +49,6 @@ struct CacheStatistics {
   PrefetchStatistics prefetch;
   uint64_t stall_ns = 0;      // attention waited for flash
   uint64_t attention_ns = 0;  // attend() in all, stalls included
-  uint64_t write_busy_ns = 0;  // with at least one write in flight
   uint64_t lost_groups = 0;   // damaged or unreadable on flash, begun to be computed again
   uint64_t kv_bytes = 0;      // K and V of all tokens now held
 };
@@ -108,6 +107,7 @@ class KvCache {
   // A unit is the span that attention takes as a whole: a block, or the blocks of one split.
   uint32_t groups_per_unit() const;
   uint32_t splits_per_unit() const;
+  uint32_t first_split(uint32_t layer) const;  // that the running step sees
   void plan();
 
   Result<void> append(const LayerInput& input);
@@ -128,6 +128,7 @@ class KvCache {
   void for_each_block(uint32_t layer, std::span<const uint32_t> units, Visit visit);
   Error out_of_frames() const;
   void lose(uint32_t group);
+  void drop_read_ahead();
 
   CacheOptions options_;
   kv::BlockLayout layout_;

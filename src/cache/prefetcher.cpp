@@ -8,17 +8,16 @@
 namespace hifc::cache {
 
 Prefetcher::Prefetcher(PrefetchOptions options, tier::Tiers& tiers, Sequence& sequence,
-                       Residency& residency, const Placement& placement,
-                       const Clock& clock)
+                       Residency& residency, const Placement& placement)
     : options_(options),
       tiers_(tiers),
       sequence_(sequence),
       residency_(residency),
-      placement_(placement),
-      clock_(clock) {}
+      placement_(placement) {}
 
-void Prefetcher::begin_step(uint32_t position, uint32_t groups_end) {
+void Prefetcher::begin_step(uint32_t position, uint32_t position_end, uint32_t groups_end) {
   position_ = position;
+  position_end_ = position_end;
   groups_end_ = groups_end;
 }
 
@@ -72,9 +71,9 @@ bool Prefetcher::issue_at(uint32_t layer, uint32_t group) {
       residency_.drop(block);
     }
   };
-  if (in_flight_++ == 0) busy_since_ns_ = clock_.now_ns();
+  ++in_flight_;
   auto submitted = tiers_.load(layer, reads, [this, layer, run](Result<void> outcome) {
-    if (--in_flight_ == 0) statistics_.busy_ns += clock_.now_ns() - busy_since_ns_;
+    --in_flight_;
     finish(layer, run, outcome);
   });
   if (submitted) return true;
@@ -114,7 +113,9 @@ uint32_t Prefetcher::pump() {
   uint32_t issued = 0;
   for (; cursor_.ahead <= ahead_max; ++cursor_.ahead, cursor_.group = 0) {
     const uint32_t layer = (layer_ + cursor_.ahead) % layers;
-    cursor_.group = std::max(cursor_.group, placement_.first_visible_group(layer, position_));
+    // What only this step's window shows would never be used by the next one, nor freed.
+    const uint32_t position = layer_ + cursor_.ahead < layers ? position_ : position_end_;
+    cursor_.group = std::max(cursor_.group, placement_.first_visible_group(layer, position));
     for (; cursor_.group < groups_end_; ++cursor_.group) {
       if (!fetchable(layer, cursor_.group)) continue;
       if (in_flight_ >= options_.reads_in_flight) return issued;

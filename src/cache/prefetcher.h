@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "base/clock.h"
 #include "base/result.h"
 #include "cache/residency.h"
 #include "cache/sequence.h"
@@ -27,16 +26,16 @@ struct PrefetchStatistics {
   uint64_t blocks_on_time = 0;  // of those, already read when their layer began
   uint64_t blocks_fetched = 0;
   uint64_t read_errors = 0;
-  uint64_t busy_ns = 0;  // with at least one read in flight
 };
 
 class Prefetcher {
  public:
   Prefetcher(PrefetchOptions options, tier::Tiers& tiers, Sequence& sequence,
-             Residency& residency, const Placement& placement, const Clock& clock);
+             Residency& residency, const Placement& placement);
 
-  // The step reads groups [0, groups_end) of each layer for queries from `position` on.
-  void begin_step(uint32_t position, uint32_t groups_end);
+  // The step reads groups [0, groups_end) of each layer for queries at [position, position_end); the
+  // next one is expected to go on from there.
+  void begin_step(uint32_t position, uint32_t position_end, uint32_t groups_end);
   // `layer` is about to be computed: it comes before everything read ahead.
   void begin_layer(uint32_t layer);
 
@@ -64,11 +63,10 @@ class Prefetcher {
   Sequence& sequence_;
   Residency& residency_;
   const Placement& placement_;
-  const Clock& clock_;
-  uint64_t busy_since_ns_ = 0;
   PrefetchStatistics statistics_;
   uint32_t in_flight_ = 0;
   uint32_t position_ = 0;
+  uint32_t position_end_ = 0;
   uint32_t groups_end_ = 0;
   uint32_t layer_ = 0;
   Cursor cursor_;

@@ -28,7 +28,11 @@ bool Residency::stage(Block& block) {
 }
 
 void Residency::used(uint32_t group, uint32_t layer) {
-  Block& block = sequence_.groups[group].blocks[layer];
+  Group& owner = sequence_.groups[group];
+  Block& block = owner.blocks[layer];
+  if (block.state == Block::State::kResident && owner.stage == Group::Stage::kStored &&
+      !placement_.wanted(group, layer))
+    return drop(block);
   if (block.state != Block::State::kStaged) return;
   const uint32_t keep_free = placement_.staging_frames() + expected_open_;
   if (placement_.wanted(group, layer) && tiers_.free_frames() >= keep_free) {
@@ -37,6 +41,14 @@ void Residency::used(uint32_t group, uint32_t layer) {
   } else {
     drop(block);
   }
+}
+
+void Residency::stored(uint32_t group, uint32_t layer) {
+  Block& block = sequence_.groups[group].blocks[layer];
+  if (placement_.wanted(group, layer))
+    tiers_.promote(block.frame);
+  else if (layer != running_)  // else dropped when used: reading ahead has passed it already
+    drop(block);
 }
 
 void Residency::drop(Block& block) {

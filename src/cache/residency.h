@@ -21,6 +21,10 @@ class Residency {
   void expect_open(uint32_t frames) { expected_open_ = frames; }
   uint32_t expected_open() const { return expected_open_; }
 
+  // The layer that attention is at, or kNoLayer: its blocks stay where they are until used().
+  static constexpr uint32_t kNoLayer = UINT32_MAX;
+  void set_running(uint32_t layer) { running_ = layer; }
+
   // A zeroed frame for a block about to be filled. Drops what the placement wants least when
   // nothing is free; nothing when every frame is being filled, written or read right now.
   bool open(Block& block);
@@ -30,6 +34,8 @@ class Residency {
 
   // After the block was used: stays if the placement wants it, else its frame is freed.
   void used(uint32_t group, uint32_t layer);
+  // After the block's group was stored: as used(), but attention may be about to use it.
+  void stored(uint32_t group, uint32_t layer);
 
   void drop(Block& block);
   void drop_group(Group& group);
@@ -46,6 +52,7 @@ class Residency {
   Sequence& sequence_;
   Placement& placement_;
   uint32_t expected_open_ = 0;
+  uint32_t running_ = kNoLayer;
 };
 
 }  // namespace hifc::cache

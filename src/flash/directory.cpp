@@ -46,8 +46,8 @@ Result<Listing> list(const std::string& path) {
   for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
     const std::string name = entry->path().filename();
     std::error_code unreadable;
-    const bool regular = entry->symlink_status(unreadable).type() ==
-                         std::filesystem::file_type::regular;
+    const bool regular =
+        entry->symlink_status(unreadable).type() == std::filesystem::file_type::regular;
     if (regular && is_segment_name(name))
       listing.segments.push_back(entry->path());
     else if (name != kLockName)
@@ -125,7 +125,8 @@ Result<bool> Directory::try_lock() {
     ::close(descriptor);
     if (reason == EWOULDBLOCK)
       return failure(Code::kBusy, fmt::format("the flash directory {} is in use by another "
-                                              "process", path_));
+                                              "process",
+                                              path_));
     return failure(Code::kIo, fmt::format("cannot lock {}", path), reason);
   }
   if (!same_file(descriptor, path)) {
@@ -177,7 +178,9 @@ Result<io::File> Directory::create_segment(uint32_t id, uint64_t size_bytes, boo
   return file;
 }
 
-void Directory::remove_segment(uint32_t id) { unlink(segment_path(id).c_str()); }
+void Directory::remove_segment(uint32_t id) {
+  unlink(segment_path(id).c_str());
+}
 
 bool Directory::occupied(uint32_t id) const {
   struct stat status = {};
@@ -195,6 +198,8 @@ std::string Directory::segment_path(uint32_t id) const {
   return fmt::format("{}/{}{:0{}}{}", path_, kSegmentPrefix, id, kSegmentDigits, kSegmentSuffix);
 }
 
-std::string Directory::lock_path() const { return fmt::format("{}/{}", path_, kLockName); }
+std::string Directory::lock_path() const {
+  return fmt::format("{}/{}", path_, kLockName);
+}
 
 }  // namespace hifc::flash

@@ -43,7 +43,7 @@ static_assert(offsetof(SegmentHeader, generation) == 16);
 static_assert(offsetof(SegmentHeader, checksum) == 32);
 
 struct BatchHeader {
-  char magic[8];          // "HIFCBAT\n"
+  char magic[8];  // "HIFCBAT\n"
   uint32_t lanes;
   uint32_t chunk_bytes;
   uint64_t lane_bytes;

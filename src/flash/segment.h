@@ -29,7 +29,7 @@ struct Segment {
   const uint32_t id;
   io::File file;
   const uint64_t size_bytes;
-  uint64_t generation = 0;  // of the present use; 0: free
+  uint64_t generation = 0;                      // of the present use; 0: free
   uint64_t tail_bytes = kSegmentHeaderBytes;    // the next batch goes here
   uint64_t backed_bytes = kSegmentHeaderBytes;  // up to here it has ever been written
   uint32_t batches_in_flight = 0;

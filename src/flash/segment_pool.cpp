@@ -90,9 +90,8 @@ Result<Segment*> SegmentPool::acquire(uint64_t needed_bytes, Forget forget) {
 Result<Segment*> SegmentPool::grow(uint64_t needed_bytes) {
   const uint64_t room_bytes = options_.capacity_bytes - bytes_on_disk_;
   if (room_bytes < needed_bytes) return std::unexpected(no_room(needed_bytes));
-  const uint64_t size_bytes =
-      std::max(needed_bytes, std::min(options_.segment_bytes, room_bytes)) / io::kAlignment *
-      io::kAlignment;
+  const uint64_t size_bytes = std::max(needed_bytes, std::min(options_.segment_bytes, room_bytes)) /
+                              io::kAlignment * io::kAlignment;
   HIFC_TRY(check_free_space(size_bytes));
   while (directory_.occupied(next_id_)) ++next_id_;
   HIFC_ASSIGN(io::File file, directory_.create_segment(next_id_, size_bytes, options_.direct));

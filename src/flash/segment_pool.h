@@ -29,8 +29,8 @@ class SegmentPool {
   static Result<std::unique_ptr<SegmentPool>> create(Options options, Directory& directory);
   ~SegmentPool();  // removes the segment files
 
-  // Gives the batch its segment and offset there, and counts it as in flight; `forget` is called for
-  // each batch that has to go. kFull or kBusy as Store::put(); nothing is forgotten then.
+  // Gives the batch its segment and offset there, and counts it as in flight; `forget` is called
+  // for each batch that has to go. kFull or kBusy as Store::put(); nothing is forgotten then.
   Result<void> place(Batch& batch, Forget forget);
   // The batch is written: its segment keeps it.
   void commit(std::shared_ptr<Batch> batch);

@@ -45,8 +45,12 @@ struct KeyEqual {
 
 using Index = std::unordered_set<StoredValue*, KeyHash, KeyEqual>;
 
-bool aligned(uint64_t bytes) { return bytes % io::kAlignment == 0; }
-bool aligned(const std::byte* memory) { return aligned(reinterpret_cast<uintptr_t>(memory)); }
+bool aligned(uint64_t bytes) {
+  return bytes % io::kAlignment == 0;
+}
+bool aligned(const std::byte* memory) {
+  return aligned(reinterpret_cast<uintptr_t>(memory));
+}
 
 Result<void> validate(const StoreOptions& options) {
   if (options.capacity_bytes < kCapacityBytesMin)
@@ -54,9 +58,9 @@ Result<void> validate(const StoreOptions& options) {
                                                format_size(options.capacity_bytes),
                                                format_size(kCapacityBytesMin)));
   if (options.segment_bytes < kSegmentBytesMin)
-    return failure(Code::kInvalid, fmt::format("flash segments of {} are below the minimum of {}",
-                                               format_size(options.segment_bytes),
-                                               format_size(kSegmentBytesMin)));
+    return failure(Code::kInvalid,
+                   fmt::format("flash segments of {} are below the minimum of {}",
+                               format_size(options.segment_bytes), format_size(kSegmentBytesMin)));
   return {};
 }
 
@@ -65,11 +69,11 @@ Result<void> validate(const ValueShape& shape) {
   if (shape.lanes > 0 && shape.lanes <= kLanesMax && good(shape.lane_bytes) &&
       good(shape.chunk_bytes))
     return {};
-  return failure(Code::kInvalid,
-                 fmt::format("a value of {} lanes of {} bytes in chunks of {}: accepted are 1 to "
-                             "{} lanes, and multiples of {} bytes",
-                             shape.lanes, shape.lane_bytes, shape.chunk_bytes, kLanesMax,
-                             io::kAlignment));
+  return failure(
+      Code::kInvalid,
+      fmt::format("a value of {} lanes of {} bytes in chunks of {}: accepted are 1 to "
+                  "{} lanes, and multiples of {} bytes",
+                  shape.lanes, shape.lane_bytes, shape.chunk_bytes, kLanesMax, io::kAlignment));
 }
 
 Result<void> validate(const ValueShape& shape, const std::vector<PutValue>& values) {
@@ -82,8 +86,7 @@ Result<void> validate(const ValueShape& shape, const std::vector<PutValue>& valu
     for (const std::byte* lane : value.lanes)
       if (lane == nullptr || !aligned(lane))
         return failure(Code::kInvalid, fmt::format("lane memory at {} is not aligned to {}",
-                                                   static_cast<const void*>(lane),
-                                                   io::kAlignment));
+                                                   static_cast<const void*>(lane), io::kAlignment));
   }
   return {};
 }
@@ -178,10 +181,10 @@ class Store::Impl {
 Result<uint64_t> Store::Impl::payload_bytes(const ValueShape& shape, uint64_t values) const {
   const uint64_t lanes_max = capacity_bytes_ / shape.lane_bytes;
   if (values <= lanes_max / shape.lanes) return values * shape.lanes * shape.lane_bytes;
-  return failure(Code::kFull,
-                 fmt::format("a batch of {} values of {} is larger than the flash capacity of {}",
-                             values, format_size(shape.lanes * shape.lane_bytes),
-                             format_size(capacity_bytes_)));
+  return failure(
+      Code::kFull,
+      fmt::format("a batch of {} values of {} is larger than the flash capacity of {}", values,
+                  format_size(shape.lanes * shape.lane_bytes), format_size(capacity_bytes_)));
 }
 
 Result<void> Store::Impl::put(const ValueShape& shape, const std::vector<PutValue>& values,
@@ -199,9 +202,9 @@ Result<void> Store::Impl::put(const ValueShape& shape, const std::vector<PutValu
   Segment& segment = *batch->segment;
   encode_segment_header(segment.generation, segment.size_bytes,
                         memory.span().first(kSegmentHeaderBytes));
-  encode_batch_header({shape, segment.generation, batch->offset_bytes, batch->values,
-                       batch->checksums},
-                      memory.span().subspan(kSegmentHeaderBytes));
+  encode_batch_header(
+      {shape, segment.generation, batch->offset_bytes, batch->values, batch->checksums},
+      memory.span().subspan(kSegmentHeaderBytes));
   // A segment's first batch brings the segment's header.
   const bool first = batch->offset_bytes == kSegmentHeaderBytes;
   const auto headers = first ? memory.span() : memory.span().subspan(kSegmentHeaderBytes);
@@ -268,9 +271,9 @@ Result<void> Store::Impl::validate_run(uint32_t lane, std::span<const LaneRead> 
       return failure(Code::kInvalid, fmt::format("lane {} of a value that has {}", lane,
                                                  handle->value_->batch->shape.lanes));
     if (run[i].memory == nullptr || !aligned(run[i].memory))
-      return failure(Code::kInvalid, fmt::format("memory at {} is not aligned to {}",
-                                                 static_cast<const void*>(run[i].memory),
-                                                 io::kAlignment));
+      return failure(Code::kInvalid,
+                     fmt::format("memory at {} is not aligned to {}",
+                                 static_cast<const void*>(run[i].memory), io::kAlignment));
     if (i > 0 && !handle->follows(*run[i - 1].handle))
       return failure(Code::kInvalid, "values of one read do not follow each other on flash");
   }
@@ -341,22 +344,30 @@ Result<std::unique_ptr<Store>> Store::open(StoreOptions options, io::Ring& ring)
                                    .segment_bytes = segment_bytes(options),
                                    .direct = options.direct},
                                   *directory));
-  return std::unique_ptr<Store>(new Store(
-      std::make_unique<Impl>(options, ring, std::move(directory), std::move(segments))));
+  return std::unique_ptr<Store>(
+      new Store(std::make_unique<Impl>(options, ring, std::move(directory), std::move(segments))));
 }
 
 Result<void> Store::put(const ValueShape& shape, std::vector<PutValue> values, PutDone done) {
   return impl_->put(shape, values, std::move(done));
 }
-Handle Store::find(const Key& key) const { return impl_->find(key); }
+Handle Store::find(const Key& key) const {
+  return impl_->find(key);
+}
 Result<void> Store::read(uint32_t lane, std::span<const LaneRead> run, ReadDone done) {
   return impl_->read(lane, run, std::move(done));
 }
 bool Store::verify(const Handle& handle, uint32_t lane, std::span<const std::byte> bytes) const {
   return impl_->verify(handle, lane, bytes);
 }
-void Store::quarantine(const Handle& handle) { impl_->quarantine(handle); }
-uint64_t Store::capacity_bytes() const { return impl_->capacity_bytes(); }
-const StoreStatistics& Store::statistics() const { return impl_->statistics(); }
+void Store::quarantine(const Handle& handle) {
+  impl_->quarantine(handle);
+}
+uint64_t Store::capacity_bytes() const {
+  return impl_->capacity_bytes();
+}
+const StoreStatistics& Store::statistics() const {
+  return impl_->statistics();
+}
 
 }  // namespace hifc::flash

@@ -28,10 +28,10 @@ namespace hifc::flash {
 using Key = std::array<std::byte, 32>;
 
 struct StoreOptions {
-  std::string directory;           // created with mode 0700 if missing; one owner at a time
-  uint64_t capacity_bytes = 0;     // hard limit on everything this store keeps in the directory
+  std::string directory;        // created with mode 0700 if missing; one owner at a time
+  uint64_t capacity_bytes = 0;  // hard limit on everything this store keeps in the directory
   uint64_t segment_bytes = 256u << 20;  // 16-256 MiB; smaller where capacity_bytes asks for it
-  bool direct = true;              // O_DIRECT where possible
+  bool direct = true;                   // O_DIRECT where possible
 };
 
 struct ValueShape {
@@ -100,11 +100,11 @@ class Store {
   // Writes the values as one batch, asynchronously, in coalesced writes of 4 MiB or more where the
   // batch has that much; they become findable together when the whole batch is on the device, and
   // `done` gets their handles in order. The memory must stay unchanged until then. Fails at once
-  // (and `done` never runs) with kFull when no segment can be freed for it, kInvalid on a bad shape.
-  // ENOSPC and other write errors arrive in `done`; nothing of the batch is then findable. A value
-  // under a key that is there already replaces it. kBusy, to be tried again after the ring's poll()
-  // or wait(): 128 writes are waiting for the ring, others have filled the ring, or the segments to
-  // be freed are still being written.
+  // (and `done` never runs) with kFull when no segment can be freed for it, kInvalid on a bad
+  // shape. ENOSPC and other write errors arrive in `done`; nothing of the batch is then findable. A
+  // value under a key that is there already replaces it. kBusy, to be tried again after the ring's
+  // poll() or wait(): 128 writes are waiting for the ring, others have filled the ring, or the
+  // segments to be freed are still being written.
   Result<void> put(const ValueShape& shape, std::vector<PutValue> values, PutDone done);
 
   Handle find(const Key& key) const;  // empty if absent

@@ -1,1 +1,472 @@
+// The store on real rings: every test runs on io_uring and on threads.
+#include "flash/store.h"
 
+#include <gtest/gtest.h>
+#include <sys/statvfs.h>
+
+#include <atomic>
+#include <fstream>
+#include <thread>
+
+#include "flash/format.h"
+#include "flash/store_fixture.h"
+
+namespace hifc::flash {
+namespace {
+
+using Backend = io::RingOptions::Backend;
+namespace fs = std::filesystem;
+
+constexpr ValueShape kSmall{.lanes = 3, .lane_bytes = 8192, .chunk_bytes = 4096};
+constexpr uint64_t kMiB = 1u << 20;
+
+void overwrite(const fs::path& path, uint64_t offset, std::string_view bytes) {
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(static_cast<std::streamoff>(offset));
+  file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+}
+
+void write_file(const fs::path& path, std::string_view bytes) {
+  std::ofstream(path, std::ios::binary) << bytes;
+}
+
+std::string read_file(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+class StoreTest : public ::testing::TestWithParam<Backend> {
+ protected:
+  void SetUp() override {
+    auto ring = io::Ring::create({.backend = GetParam(), .depth = 8});
+    if (!ring && GetParam() == Backend::kUring) GTEST_SKIP() << ring.error().message();
+    ring_ = std::move(*ring);
+    harness_ = std::make_unique<StoreHarness>(*ring_);
+  }
+  StoreHarness& h() { return *harness_; }
+  Store& store() { return *harness_->store; }
+
+  std::unique_ptr<io::Ring> ring_;
+  std::unique_ptr<StoreHarness> harness_;
+};
+
+TEST_P(StoreTest, WhatIsPutIsFoundReadAndVerified) {
+  h().open(16 * kMiB);
+  EXPECT_FALSE(store().find(key_of(1)));
+  const TestBatch batch(kSmall, id_range(1, 10));
+  const auto handles = h().put(batch);
+  ASSERT_TRUE(handles) << handles.error().message();
+  ASSERT_EQ(handles->size(), 10u);
+  for (uint64_t id = 1; id <= 10; ++id) {
+    EXPECT_TRUE(h().intact((*handles)[id - 1], kSmall, id));
+    EXPECT_TRUE(h().findable_and_intact(kSmall, id));
+  }
+  EXPECT_FALSE(store().find(key_of(11)));
+  EXPECT_EQ(store().statistics().values, 10u);
+  EXPECT_EQ(store().statistics().payload_bytes_put, 10u * 3 * 8192);
+  EXPECT_EQ(store().statistics().corrupt_chunks, 0u);
+  h().check_bytes();
+}
+
+TEST_P(StoreTest, NothingIsFindableBeforeItsCompletion) {
+  h().open(16 * kMiB);
+  const TestBatch batch(kSmall, id_range(1, 2));
+  bool completed = false;
+  ASSERT_TRUE(store().put(kSmall, batch.values, [&](auto) {
+    completed = true;
+    EXPECT_TRUE(store().find(key_of(2)));
+  }));
+  EXPECT_FALSE(store().find(key_of(1)));
+  EXPECT_FALSE(completed) << "completions run in the ring's poll() and wait() only";
+  h().wait_all();
+  EXPECT_TRUE(completed);
+}
+
+TEST_P(StoreTest, ARunOfNeighboursIsOneRead) {
+  h().open(16 * kMiB);
+  const auto handles = *h().put(TestBatch(kSmall, id_range(0, 6)));
+  const auto others = *h().put(TestBatch(kSmall, id_range(6, 1)));
+  auto memory = *io::AlignedMemory::allocate(6 * 8192);
+  std::vector<LaneRead> run;
+  for (size_t i = 0; i < 6; ++i) {
+    EXPECT_EQ(handles[i].follows(handles[0]), i == 1);
+    run.push_back({&handles[i], memory.data() + (5 - i) * 8192});
+  }
+  EXPECT_FALSE(others[0].follows(handles[5]));
+  EXPECT_FALSE(handles[0].follows(Handle()));
+
+  ASSERT_TRUE(store().read(2, run, [](Result<void> result) { EXPECT_TRUE(result); }));
+  h().wait_all();
+  for (const LaneRead& read : run)
+    EXPECT_TRUE(store().verify(*read.handle, 2, {read.memory, 8192}));
+  EXPECT_EQ(store().statistics().reads, 1u);
+  EXPECT_EQ(store().statistics().read_bytes, 6u * 8192);
+
+  std::swap(run[2], run[3]);
+  EXPECT_EQ(store().read(2, run, [](auto) {}).error().code, Code::kInvalid);
+}
+
+TEST_P(StoreTest, WritesAreAtLeastFourMebibytesWhereTheBatchIs) {
+  h().open(256 * kMiB);
+  const ValueShape shapes[] = {
+      {.lanes = 4, .lane_bytes = 64 << 10, .chunk_bytes = 64 << 10},
+      {.lanes = 2, .lane_bytes = 12 << 20, .chunk_bytes = 1 << 20},
+      {.lanes = 32, .lane_bytes = 4096, .chunk_bytes = 4096},
+  };
+  for (const ValueShape& shape : shapes) {
+    const uint64_t count = (16 * kMiB) / (shape.lanes * shape.lane_bytes) + 1;
+    const StoreStatistics before = store().statistics();
+    ASSERT_TRUE(h().put(TestBatch(shape, id_range(0, count))));
+    const uint64_t writes = store().statistics().writes - before.writes;
+    const uint64_t bytes = store().statistics().written_bytes - before.written_bytes;
+    EXPECT_LE(writes, bytes / (4 * kMiB) + 1) << "all but the last have 4 MiB";
+    EXPECT_GE(writes, 2u) << "several are in flight together";
+    EXPECT_TRUE(h().findable_and_intact(shape, count - 1));
+  }
+}
+
+TEST_P(StoreTest, AValueOf128MebibytesFits) {
+  const ValueShape shape{.lanes = 32, .lane_bytes = 4 << 20, .chunk_bytes = 64 << 10};
+  h().open(512 * kMiB);
+  const TestBatch batch(shape, {1});
+  ASSERT_TRUE(h().put(batch));
+  EXPECT_TRUE(h().findable_and_intact(shape, 1));
+  h().check_bytes();
+  h().store.reset();
+  h().open(130 * kMiB);  // larger than a quarter of the capacity: a segment of its own size
+  for (int round = 0; round < 2; ++round) ASSERT_TRUE(h().put(batch));
+  EXPECT_TRUE(h().findable_and_intact(shape, 1));
+  h().check_bytes();
+}
+
+// Flash for 64 small values, 1,000 put: the oldest go, segment by segment.
+TEST_P(StoreTest, TheOldestValuesMakeRoomAndBytesStayBelowTheCapacity) {
+  const ValueShape shape{.lanes = 2, .lane_bytes = 8192, .chunk_bytes = 8192};
+  h().open(64 * 2 * 8192);
+  for (uint64_t id = 0; id < 1000; ++id) {
+    ASSERT_TRUE(h().put(TestBatch(shape, {id})));
+    h().check_bytes();
+    ASSERT_TRUE(store().find(key_of(id)));
+  }
+  uint64_t oldest = 0;
+  while (!store().find(key_of(oldest))) ++oldest;
+  for (uint64_t id = oldest; id < 1000; ++id) EXPECT_TRUE(h().findable_and_intact(shape, id));
+  const StoreStatistics& statistics = store().statistics();
+  EXPECT_EQ(statistics.values, 1000 - oldest);
+  EXPECT_EQ(statistics.retired_values, oldest);
+  EXPECT_GE(statistics.values, 64u / 2);
+}
+
+TEST_P(StoreTest, PinnedSegmentsAreKeptAndFillTheStore) {
+  h().open(kMiB);
+  std::vector<Handle> pins;
+  uint64_t id = 0;
+  while (true) {
+    auto handles = h().put(TestBatch(kSmall, id_range(id, 4)));
+    if (!handles) {
+      EXPECT_EQ(handles.error().code, Code::kFull);
+      EXPECT_NE(handles.error().message().find("1.0 MiB"), std::string::npos);
+      break;
+    }
+    pins.push_back(handles->front());
+    id += 4;
+    ASSERT_LT(id, 1000u);
+  }
+  for (uint64_t i = 0; i < id; ++i) EXPECT_TRUE(h().findable_and_intact(kSmall, i));
+  pins.erase(pins.begin());  // its segment is still pinned by its neighbours
+  EXPECT_FALSE(h().put(TestBatch(kSmall, id_range(id, 4))));
+  pins.clear();
+  EXPECT_TRUE(h().put(TestBatch(kSmall, id_range(id, 4))));
+  EXPECT_FALSE(store().find(key_of(0)));
+  h().check_bytes();
+}
+
+TEST_P(StoreTest, AReadPinsWhatItReads) {
+  h().open(kMiB);
+  auto memory = *io::AlignedMemory::allocate(8192);
+  ASSERT_TRUE(h().put(TestBatch(kSmall, {0})));
+  std::optional<Result<void>> outcome;
+  {
+    const Handle handle = store().find(key_of(0));
+    const LaneRead run{&handle, memory.data()};
+    ASSERT_TRUE(store().read(1, {&run, 1}, [&](Result<void> result) { outcome = result; }));
+  }
+  // Puts that would overwrite the value's segment if it were free.
+  std::vector<std::unique_ptr<TestBatch>> batches;
+  for (uint64_t id = 1; id < 60; ++id) {
+    batches.push_back(std::make_unique<TestBatch>(kSmall, std::vector<uint64_t>{id}));
+    if (!store().put(kSmall, batches.back()->values, [](auto) {})) break;
+  }
+  h().wait_all();
+  ASSERT_TRUE(outcome && outcome->has_value());
+  std::vector<std::byte> expected(8192);
+  fill_lane(0, 0, 1, expected);
+  EXPECT_EQ(std::memcmp(memory.data(), expected.data(), expected.size()), 0);
+}
+
+TEST_P(StoreTest, TheNewestValueUnderAKeyIsFoundAndTheOldHandleStillReads) {
+  h().open(16 * kMiB);
+  const auto old_handles = *h().put(TestBatch(kSmall, {5}, 1));
+  ASSERT_TRUE(h().put(TestBatch(kSmall, {5}, 2)));
+  EXPECT_TRUE(h().findable_and_intact(kSmall, 5, 2));
+  EXPECT_TRUE(h().intact(old_handles[0], kSmall, 5, 1));
+  EXPECT_EQ(store().statistics().values, 1u);
+  store().quarantine(old_handles[0]);
+  EXPECT_TRUE(store().find(key_of(5))) << "it is not the value that was damaged";
+  EXPECT_EQ(store().statistics().quarantined_values, 0u);
+}
+
+TEST_P(StoreTest, AFlippedByteIsAMissAndOnlyForItsValue) {
+  h().open(16 * kMiB);
+  ASSERT_TRUE(h().put(TestBatch(kSmall, id_range(0, 8))));
+  const uint64_t lane_1 = kSegmentHeaderBytes + batch_header_bytes(kSmall, 8) + 8 * 8192;
+  overwrite(h().segment_file(), lane_1 + 3 * 8192 + 5000, "x");
+  for (uint64_t id = 0; id < 8; ++id) EXPECT_EQ(h().findable_and_intact(kSmall, id), id != 3);
+  EXPECT_EQ(store().statistics().corrupt_chunks, 1u);
+  store().quarantine(store().find(key_of(3)));
+  EXPECT_FALSE(store().find(key_of(3)));
+  EXPECT_EQ(store().statistics().quarantined_values, 1u);
+  EXPECT_TRUE(h().put(TestBatch(kSmall, {3})));
+  EXPECT_TRUE(h().findable_and_intact(kSmall, 3));
+}
+
+TEST_P(StoreTest, DamagedHeadersDoNotTouchWhatIsInMemory) {
+  h().open(16 * kMiB);
+  ASSERT_TRUE(h().put(TestBatch(kSmall, id_range(0, 2))));
+  overwrite(h().segment_file(), 0, std::string(kSegmentHeaderBytes + 100, 'x'));
+  EXPECT_TRUE(h().findable_and_intact(kSmall, 0));
+  EXPECT_TRUE(h().findable_and_intact(kSmall, 1));
+}
+
+TEST_P(StoreTest, ATruncatedSegmentIsAReadErrorAndTheRestWorks) {
+  for (const int percent : {10, 50, 90}) {
+    h().open(64 * 2 * 8192);
+    for (uint64_t id = 0; id < 30; ++id) ASSERT_TRUE(h().put(TestBatch(kSmall, {id})));
+    fs::resize_file(h().segment_file(0), fs::file_size(h().segment_file(0)) * percent / 100);
+    int lost = 0;
+    for (uint64_t id = 0; id < 30; ++id) {
+      const Handle handle = store().find(key_of(id));
+      if (handle && !h().intact(handle, kSmall, id)) ++lost;
+    }
+    EXPECT_GT(lost, 0);
+    EXPECT_LT(lost, 15);
+    for (uint64_t id = 30; id < 100; ++id) {
+      ASSERT_TRUE(h().put(TestBatch(kSmall, {id})));
+      EXPECT_TRUE(h().findable_and_intact(kSmall, id));
+    }
+    h().store.reset();
+  }
+}
+
+TEST_P(StoreTest, ManyPutsAndReadsQueueBehindASmallRing) {
+  h().open(64 * kMiB);
+  std::vector<std::unique_ptr<TestBatch>> batches;
+  int done = 0;
+  for (uint64_t i = 0; i < 40; ++i) {
+    batches.push_back(std::make_unique<TestBatch>(kSmall, id_range(i * 4, 4)));
+    ASSERT_TRUE(store().put(kSmall, batches.back()->values, [&](auto result) {
+      EXPECT_TRUE(result);
+      ++done;
+    }));
+  }
+  h().wait_all();
+  EXPECT_EQ(done, 40);
+  auto memory = *io::AlignedMemory::allocate(160 * 8192);
+  for (uint64_t id = 0; id < 160; ++id) {
+    const Handle handle = store().find(key_of(id));
+    const LaneRead run{&handle, memory.data() + id * 8192};
+    ASSERT_TRUE(store().read(0, {&run, 1}, [&](auto result) { done += result.has_value(); }));
+  }
+  h().wait_all();
+  EXPECT_EQ(done, 200);
+  for (uint64_t id = 0; id < 160; ++id)
+    EXPECT_TRUE(store().verify(store().find(key_of(id)), 0, {memory.data() + id * 8192, 8192}));
+}
+
+TEST_P(StoreTest, TooManyWaitingPutsAreBusyAndTheOthersComplete) {
+  h().open(64 * kMiB);
+  const TestBatch batch(kSmall, {1});
+  int accepted = 0, done = 0;
+  while (true) {
+    const auto result = store().put(kSmall, batch.values, [&](auto) { ++done; });
+    if (!result) {
+      EXPECT_EQ(result.error().code, Code::kBusy);
+      break;
+    }
+    ASSERT_LT(++accepted, 1000);
+  }
+  EXPECT_GE(accepted, 128);
+  h().wait_all();
+  EXPECT_EQ(done, accepted);
+  EXPECT_TRUE(h().put(batch));
+}
+
+TEST_P(StoreTest, ClosingRunsWhatIsInFlight) {
+  h().open(16 * kMiB);
+  const TestBatch batch(kSmall, id_range(0, 20));
+  int done = 0;
+  for (int i = 0; i < 10; ++i)
+    ASSERT_TRUE(store().put(kSmall, batch.values, [&](auto) { ++done; }));
+  h().store.reset();
+  EXPECT_EQ(done, 10);
+}
+
+TEST_P(StoreTest, VerifyMayRunOnManyThreads) {
+  h().open(16 * kMiB);
+  const TestBatch batch(kSmall, id_range(0, 4));
+  const auto handles = *h().put(batch);
+  std::atomic<int> good = 0;
+  std::vector<std::thread> threads;
+  for (size_t t = 0; t < 4; ++t)
+    threads.emplace_back([&, t] {
+      for (uint32_t lane = 0; lane < kSmall.lanes; ++lane)
+        for (size_t i = 0; i < 4; ++i)
+          good += store().verify(handles[t], lane, {batch.values[i].lanes[lane], 8192});
+    });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(good, 12);
+  EXPECT_EQ(store().statistics().corrupt_chunks, 4u * 3 * 3 * 2);
+}
+
+TEST_P(StoreTest, WhatCannotBeStoredIsRefusedWithTheReason) {
+  h().open(kMiB);
+  const TestBatch batch(kSmall, {1});
+  const auto code = [&](const ValueShape& shape, std::vector<PutValue> values) {
+    return store().put(shape, std::move(values), [](auto) { FAIL(); }).error().code;
+  };
+  EXPECT_EQ(code(kSmall, {}), Code::kInvalid);
+  EXPECT_EQ(code({.lanes = 0, .lane_bytes = 8192, .chunk_bytes = 4096}, batch.values),
+            Code::kInvalid);
+  EXPECT_EQ(code({.lanes = 3, .lane_bytes = 100, .chunk_bytes = 4096}, batch.values),
+            Code::kInvalid);
+  EXPECT_EQ(code({.lanes = 3, .lane_bytes = 8192, .chunk_bytes = 0}, batch.values), Code::kInvalid);
+  EXPECT_EQ(code({.lanes = 2, .lane_bytes = 8192, .chunk_bytes = 4096}, batch.values),
+            Code::kInvalid);
+  EXPECT_EQ(code({.lanes = 3, .lane_bytes = uint64_t{1} << 62, .chunk_bytes = 4096}, batch.values),
+            Code::kFull);
+  EXPECT_EQ(code({.lanes = 3, .lane_bytes = 344u << 10, .chunk_bytes = 4096}, batch.values),
+            Code::kFull);
+  std::vector<PutValue> unaligned = batch.values;
+  unaligned[0].lanes[1] += 8;
+  EXPECT_EQ(code(kSmall, unaligned), Code::kInvalid);
+  EXPECT_EQ(store().read(0, {}, [](auto) {}).error().code, Code::kInvalid);
+  const LaneRead nothing{};
+  EXPECT_EQ(store().read(0, {&nothing, 1}, [](auto) {}).error().code, Code::kInvalid);
+  const auto handles = *h().put(batch);
+  const LaneRead lane_9{&handles[0], batch.memory.data()};
+  EXPECT_EQ(store().read(9, {&lane_9, 1}, [](auto) {}).error().code, Code::kInvalid);
+  EXPECT_FALSE(store().verify(handles[0], 0, batch.memory.span().first(4096)));
+  EXPECT_FALSE(store().verify(Handle(), 0, batch.memory.span().first(8192)));
+}
+
+// Directory
+
+TEST_P(StoreTest, TheDirectoryHasOneOwner) {
+  h().open(kMiB);
+  const auto second = h().try_open(kMiB);
+  ASSERT_FALSE(second);
+  EXPECT_EQ(second.error().code, Code::kBusy);
+  EXPECT_NE(second.error().message().find(h().path().string()), std::string::npos);
+  ASSERT_TRUE(h().put(TestBatch(kSmall, {1})));
+  EXPECT_TRUE(h().findable_and_intact(kSmall, 1)) << "the second open changed nothing";
+  h().store.reset();
+  EXPECT_TRUE(h().try_open(kMiB));
+}
+
+TEST_P(StoreTest, OnlyTheOwnerMayLook) {
+  h().open(kMiB);
+  ASSERT_TRUE(h().put(TestBatch(kSmall, {1})));
+  EXPECT_EQ(static_cast<unsigned>(fs::status(h().path()).permissions()), 0700u);
+  for (const auto& entry : fs::directory_iterator(h().path()))
+    EXPECT_EQ(static_cast<unsigned>(entry.status().permissions()), 0600u) << entry.path();
+}
+
+TEST_P(StoreTest, ClosingLeavesNothingBehind) {
+  for (const char* suffix : {"", "/"}) {
+    auto opened =
+        Store::open({.directory = h().path().string() + suffix, .capacity_bytes = kMiB}, *ring_);
+    ASSERT_TRUE(opened);
+    h().store = std::move(*opened);
+    ASSERT_TRUE(h().put(TestBatch(kSmall, {1})));
+    h().store.reset();
+    EXPECT_FALSE(fs::exists(h().path()));
+  }
+  fs::create_directory(h().path());
+  h().open(kMiB);
+  ASSERT_TRUE(h().put(TestBatch(kSmall, {1})));
+  h().store.reset();
+  EXPECT_TRUE(fs::is_empty(h().path())) << "the directory was there before: it stays";
+}
+
+TEST_P(StoreTest, FilesOfOthersAreLeftAloneAndLeftoversOfOursAreNot) {
+  const char* const names[] = {"notes.txt", "hifc-1.seg", "hifc-000000001.seg", "hifc-0000000a.seg",
+                               "hifc-00000001.seg.bak"};
+  fs::create_directories(h().path() / "hifc-00000000.seg");  // a directory
+  for (const char* name : names) write_file(h().path() / name, name);
+  fs::create_symlink(h().path() / "notes.txt", h().path() / "hifc-00000001.seg");
+  write_file(h().path() / "hifc-00000002.seg", "left by an earlier process");
+  h().open(kMiB);
+  EXPECT_FALSE(fs::exists(h().path() / "hifc-00000002.seg"));
+  for (uint64_t id = 0; id < 100; ++id) ASSERT_TRUE(h().put(TestBatch(kSmall, {id})));
+  EXPECT_LE(store().statistics().peak_bytes_on_disk, kMiB);
+  h().store.reset();
+  for (const char* name : names) EXPECT_EQ(read_file(h().path() / name), name);
+  EXPECT_TRUE(fs::is_directory(h().path() / "hifc-00000000.seg"));
+  EXPECT_TRUE(fs::is_symlink(h().path() / "hifc-00000001.seg"));
+}
+
+TEST_P(StoreTest, SegmentsOfANewerLayoutAreRefusedAndUntouched) {
+  std::vector<std::byte> header(kSegmentHeaderBytes);
+  encode_segment_header(1, kMiB, header);
+  std::string bytes(reinterpret_cast<const char*>(header.data()), header.size());
+  fs::create_directories(h().path());
+  write_file(h().segment_file(0), bytes);
+  const uint32_t newer = kLayoutVersion + 1;
+  std::memcpy(bytes.data() + offsetof(LayoutTag, version), &newer, sizeof(newer));
+  const auto tag = std::as_bytes(std::span(bytes)).first(offsetof(LayoutTag, checksum));
+  const auto sum = static_cast<uint32_t>(checksum(tag));
+  std::memcpy(bytes.data() + offsetof(LayoutTag, checksum), &sum, sizeof(sum));
+  write_file(h().segment_file(7), bytes);
+
+  const auto refused = h().try_open(kMiB);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, Code::kUnsupported);
+  EXPECT_NE(refused.error().message().find("hifc-00000007.seg"), std::string::npos);
+  EXPECT_EQ(read_file(h().segment_file(7)), bytes);
+  EXPECT_TRUE(fs::exists(h().segment_file(0)));
+  EXPECT_FALSE(fs::exists(h().path() / "hifc.lock"));
+
+  bytes[offsetof(LayoutTag, checksum)] ^= 1;  // a damaged tag is no newer version
+  write_file(h().segment_file(7), bytes);
+  EXPECT_TRUE(h().try_open(kMiB));
+}
+
+TEST_P(StoreTest, ADirectoryThatCannotBeUsedIsNamed) {
+  write_file(h().path(), "a file");
+  const auto opened = h().try_open(kMiB);
+  ASSERT_FALSE(opened);
+  EXPECT_EQ(opened.error().code, Code::kIo);
+  EXPECT_NE(opened.error().message().find(h().path().string()), std::string::npos);
+  EXPECT_EQ(Store::open({.directory = "", .capacity_bytes = kMiB}, *ring_).error().code,
+            Code::kInvalid);
+  EXPECT_EQ(h().try_open(0).error().code, Code::kInvalid);
+  EXPECT_EQ(read_file(h().path()), "a file");
+}
+
+TEST_P(StoreTest, AFileSystemWithoutRoomIsFull) {
+  struct statvfs status = {};
+  ASSERT_EQ(statvfs(h().directory.path().c_str(), &status), 0);
+  const uint64_t free_bytes = uint64_t{status.f_bavail} * status.f_frsize;
+  const auto opened = h().try_open(16 * free_bytes, free_bytes);
+  ASSERT_FALSE(opened);
+  EXPECT_EQ(opened.error().code, Code::kFull);
+  EXPECT_FALSE(fs::exists(h().path()));
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, StoreTest, ::testing::Values(Backend::kUring, Backend::kThreads),
+                         [](const auto& parameter) {
+                           return parameter.param == Backend::kUring ? "uring" : "threads";
+                         });
+
+}  // namespace
+}  // namespace hifc::flash

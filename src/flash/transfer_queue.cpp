@@ -42,11 +42,8 @@ std::vector<io::Request> split(const TransferQueue::Transfer& transfer, uint64_t
   for (iovec vector : transfer.vectors) {
     while (vector.iov_len > 0) {
       if (room == 0 || requests.back().vectors.size() == IOV_MAX) {
-        requests.push_back({.operation = transfer.operation,
-                            .file = transfer.file,
-                            .offset_bytes = offset,
-                            .vectors = {},
-                            .done = {}});
+        requests.push_back(
+            {.operation = transfer.operation, .file = transfer.file, .offset_bytes = offset});
         room = limit_bytes;
       }
       const size_t part = std::min<uint64_t>(vector.iov_len, room);

@@ -29,13 +29,13 @@ void unmap(std::byte* begin, std::byte* end) {
 Result<AlignedMemory> AlignedMemory::allocate(size_t size_bytes) {
   if (size_bytes > std::numeric_limits<size_t>::max() / 2)
     return failure(Code::kInvalid, fmt::format("cannot allocate {} bytes", size_bytes));
+  const size_t rounded_bytes = (size_bytes + kAlignment - 1) / kAlignment * kAlignment;
   AlignedMemory memory;
-  memory.size_bytes_ = (size_bytes + kAlignment - 1) / kAlignment * kAlignment;
-  if (memory.size_bytes_ == 0) return memory;
+  if (rounded_bytes == 0) return memory;
 
   // mmap aligns to 4 KiB only: map more, and give back what lies before and after.
-  const size_t slack = memory.size_bytes_ >= kHugePage ? kHugePage : 0;
-  const size_t mapped_bytes = memory.size_bytes_ + slack;
+  const size_t slack = rounded_bytes >= kHugePage ? kHugePage : 0;
+  const size_t mapped_bytes = rounded_bytes + slack;
   void* mapping = mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapping == MAP_FAILED)
@@ -43,6 +43,7 @@ Result<AlignedMemory> AlignedMemory::allocate(size_t size_bytes) {
 
   auto* begin = static_cast<std::byte*>(mapping);
   memory.data_ = slack == 0 ? begin : round_up(begin, kHugePage);
+  memory.size_bytes_ = rounded_bytes;
   unmap(begin, memory.data_);
   unmap(memory.data_ + memory.size_bytes_, begin + mapped_bytes);
   if (slack != 0) madvise(memory.data_, memory.size_bytes_, MADV_HUGEPAGE);  // a wish, not a need
@@ -50,7 +51,8 @@ Result<AlignedMemory> AlignedMemory::allocate(size_t size_bytes) {
 }
 
 AlignedMemory::AlignedMemory(AlignedMemory&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_bytes_(std::exchange(other.size_bytes_, 0)) {}
+    : data_(std::exchange(other.data_, nullptr)),
+      size_bytes_(std::exchange(other.size_bytes_, 0)) {}
 
 AlignedMemory& AlignedMemory::operator=(AlignedMemory&& other) noexcept {
   std::swap(data_, other.data_);
@@ -58,6 +60,8 @@ AlignedMemory& AlignedMemory::operator=(AlignedMemory&& other) noexcept {
   return *this;
 }
 
-AlignedMemory::~AlignedMemory() { unmap(data_, data_ + size_bytes_); }
+AlignedMemory::~AlignedMemory() {
+  unmap(data_, data_ + size_bytes_);
+}
 
 }  // namespace hifc::io

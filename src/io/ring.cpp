@@ -18,8 +18,7 @@ Result<std::unique_ptr<Ring>> create_automatic(const RingOptions& options) {
   if (ring) return ring;
   static std::atomic_flag warned;
   if (!warned.test_and_set())
-    log_warn("{}; reading and writing with {} threads", ring.error().message(),
-                 options.workers);
+    log_warn("{}; reading and writing with {} threads", ring.error().message(), options.workers);
   return create_threads(options);
 }
 
@@ -27,8 +26,8 @@ Result<std::unique_ptr<Ring>> create_automatic(const RingOptions& options) {
 
 Result<std::unique_ptr<Ring>> Ring::create(RingOptions options) {
   if (options.depth < 1 || options.depth > kDepthMax)
-    return failure(Code::kInvalid, fmt::format("ring depth {} is not between 1 and {}",
-                                               options.depth, kDepthMax));
+    return failure(Code::kInvalid,
+                   fmt::format("ring depth {} is not between 1 and {}", options.depth, kDepthMax));
   if (options.workers < 1 || options.workers > kWorkersMax)
     return failure(Code::kInvalid, fmt::format("{} ring workers are not between 1 and {}",
                                                options.workers, kWorkersMax));

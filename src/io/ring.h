@@ -63,11 +63,11 @@ struct Request {
   uint64_t offset_bytes = 0;
   // Consecutive in the file; memory must live until completion. At most IOV_MAX (1024); none for
   // kSync.
-  std::vector<iovec> vectors;
+  std::vector<iovec> vectors = {};
 
   // Runs exactly once for every accepted request: all bytes were transferred, or the error (a short
   // transfer is kIo after the backend has retried the rest; end of file counts as short).
-  std::move_only_function<void(Result<void>)> done;
+  std::move_only_function<void(Result<void>)> done = {};
 };
 
 struct RingOptions {

@@ -58,8 +58,8 @@ class RingTest : public ::testing::TestWithParam<Backend> {
 };
 
 TEST_P(RingTest, ReadsBackWhatItWroteAcrossScatteredMemory) {
-  ASSERT_TRUE(run(request(Operation::kWrite, kAlignment,
-                          {{page(5), kAlignment}, {page(2), 2 * kAlignment}})));
+  ASSERT_TRUE(run(
+      request(Operation::kWrite, kAlignment, {{page(5), kAlignment}, {page(2), 2 * kAlignment}})));
   ASSERT_TRUE(run(request(Operation::kSync, 0, {})));
   ASSERT_TRUE(run(request(Operation::kRead, kAlignment,
                           {{target(9), 2 * kAlignment}, {target(0), kAlignment}})));
@@ -188,8 +188,7 @@ TEST_P(RingTest, AFullDeviceIsAnErrorWithItsReason) {
 
 TEST_P(RingTest, DestructionRunsWhatIsInFlight) {
   for (uint32_t i = 0; i < kDepth; ++i)
-    ASSERT_TRUE(
-        ring_->submit(request(Operation::kWrite, i * kAlignment, {{page(i), kAlignment}})));
+    ASSERT_TRUE(ring_->submit(request(Operation::kWrite, i * kAlignment, {{page(i), kAlignment}})));
   ring_.reset();
   ASSERT_EQ(outcomes_.size(), kDepth);
   for (const auto& outcome : outcomes_) EXPECT_TRUE(outcome);

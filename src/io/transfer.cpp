@@ -14,7 +14,9 @@
 namespace hifc::io {
 namespace {
 
-bool aligned(uint64_t value) { return value % kAlignment == 0; }
+bool aligned(uint64_t value) {
+  return value % kAlignment == 0;
+}
 
 bool aligned(const iovec& vector) {
   return aligned(reinterpret_cast<uintptr_t>(vector.iov_base)) && aligned(vector.iov_len);

@@ -44,7 +44,9 @@ class UringRing final : public Ring {
   std::string_view name() const override { return "io_uring"; }
   bool register_memory(std::span<std::byte> memory) override;
   Result<void> submit(Request request) override;
-  uint32_t in_flight() const override { return depth() - static_cast<uint32_t>(free_slots_.size()); }
+  uint32_t in_flight() const override {
+    return depth() - static_cast<uint32_t>(free_slots_.size());
+  }
   uint32_t depth() const override { return static_cast<uint32_t>(slots_.size()); }
   uint32_t poll() override;
   uint32_t wait() override;
@@ -60,7 +62,7 @@ class UringRing final : public Ring {
 
   io_uring ring_ = {};
   bool open_ = false;
-  uint32_t polling_ = 0;  // nesting of reap()
+  uint32_t polling_ = 0;                        // nesting of reap()
   std::vector<std::optional<Transfer>> slots_;  // [depth]; the index is the entry's user data
   std::vector<uint32_t> free_slots_;
   std::vector<iovec> slices_;  // registered memory; the index is the kernel's buffer index
@@ -98,8 +100,8 @@ int UringRing::register_slices(std::span<const iovec> slices) {
     status = 0;
     for (const iovec& slice : slices) {
       const __u64 tag = 0;
-      status = io_uring_register_buffers_update_tag(
-          &ring_, static_cast<unsigned>(slices_.size()), &slice, &tag, 1);
+      status = io_uring_register_buffers_update_tag(&ring_, static_cast<unsigned>(slices_.size()),
+                                                    &slice, &tag, 1);
       if (status < 0) break;
       slices_.push_back(slice);
     }

@@ -45,7 +45,8 @@ struct QueryRows {
   const uint32_t* end = nullptr;    // [count] begin >= end: the row sees nothing here
 };
 
-// Softmax state of rows. An empty row has max = -infinity, sum = 0 and o = 0.
+// Softmax state of rows. A row that has seen nothing, and only such a row, has sum = 0; it also has
+// max = -infinity and o = 0.
 struct Partials {
   float* max = nullptr;  // [count]
   float* sum = nullptr;  // [count]

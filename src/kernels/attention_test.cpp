@@ -16,8 +16,12 @@ namespace {
 
 constexpr uint32_t kPage = kv::kPageTokens;
 
-uint16_t to_half(float value) { return std::bit_cast<uint16_t>(static_cast<_Float16>(value)); }
-double from_half(uint16_t bits) { return static_cast<double>(std::bit_cast<_Float16>(bits)); }
+uint16_t to_half(float value) {
+  return std::bit_cast<uint16_t>(static_cast<_Float16>(value));
+}
+double from_half(uint16_t bits) {
+  return static_cast<double>(std::bit_cast<_Float16>(bits));
+}
 
 // Memory at a 64-byte boundary that ends with its last element, so that ASan sees every overrun.
 template <class T>
@@ -51,7 +55,7 @@ std::vector<const Kernels*> available_kernels() {
 
 // One split's K and V, each page its own allocation.
 struct Pages {
-  explicit Pages(uint32_t head_dim, uint32_t seed) : head_dim(head_dim) {
+  explicit Pages(uint32_t channels, uint32_t seed) : head_dim(channels) {
     std::mt19937 random(seed);
     std::normal_distribution<float> normal;
     for (uint32_t page = 0; page < kSplitPages; ++page) {
@@ -124,9 +128,15 @@ void add_range(Visible visible, uint32_t row, Rows& rows) {
   switch (visible) {
     case Visible::kFull: break;
     case Visible::kCausal: end = std::min(kSplitTokens, 3 * row + 1); break;
-    case Visible::kWindow: begin = 2 * row + 5; end = std::min(kSplitTokens, begin + 63); break;
+    case Visible::kWindow:
+      begin = 2 * row + 5;
+      end = std::min(kSplitTokens, begin + 63);
+      break;
     case Visible::kSomeEmpty: end = row % 3 == 0 ? 0 : 40 + row; break;
-    case Visible::kOneToken: begin = (37 * row) % kSplitTokens; end = begin + 1; break;
+    case Visible::kOneToken:
+      begin = (37 * row) % kSplitTokens;
+      end = begin + 1;
+      break;
   }
   rows.begin.push_back(begin);
   rows.end.push_back(end);
@@ -191,8 +201,8 @@ void expect_matches_reference(const Kernels& kernels, const HeadParameters& head
     }
     double worst = 0;
     for (uint32_t d = 0; d < head.head_dim; ++d)
-      worst = std::max(worst, std::abs(static_cast<double>(out[row * head.head_dim + d]) -
-                                       expected.o[d]));
+      worst = std::max(worst,
+                       std::abs(static_cast<double>(out[row * head.head_dim + d]) - expected.o[d]));
     EXPECT_LE(worst, kTolerance) << "row " << row << " of " << rows.count();
   }
 }
@@ -205,9 +215,9 @@ TEST(AttentionKernels, MatchTheReference) {
         for (const Visible visible : kAllVisible)
           for (const float softcap : {0.0f, 30.0f}) {
             if (count == 96 && head_dim == 256 && softcap != 0.0f) continue;  // slow reference
-            SCOPED_TRACE(testing::Message() << to_string(kernels->isa) << " head_dim " << head_dim
-                                            << " ranges " << static_cast<int>(visible)
-                                            << " softcap " << softcap);
+            SCOPED_TRACE(testing::Message()
+                         << to_string(kernels->isa) << " head_dim " << head_dim << " ranges "
+                         << static_cast<int>(visible) << " softcap " << softcap);
             expect_matches_reference(*kernels, head_of(head_dim, softcap), pages,
                                      make_rows(count, head_dim, visible));
           }
@@ -303,8 +313,8 @@ TEST(AttentionKernels, NotANumberStaysVisible) {
   }
 }
 
-// Goal: splits merged in order give softmax over their concatenation. Method: scale one split's
-// queries... is not possible through the interface, so the reference merges in double precision.
+// Goal: splits merged in order give the softmax over their concatenation, whichever of them a row
+// sees. Method: the reference weighs the splits' own references in double precision.
 TEST(AttentionKernels, MergeJoinsSplits) {
   constexpr uint32_t kHeadDim = 80, kRows = 7, kSplits = 3;
   const HeadParameters head = head_of(kHeadDim);
@@ -314,10 +324,10 @@ TEST(AttentionKernels, MergeJoinsSplits) {
     for (uint32_t split = 0; split < kSplits; ++split) {
       const Pages pages(kHeadDim, split);
       Rows rows = make_rows(kRows, kHeadDim, Visible::kFull);
-      rows.end[0] = 0;                            // sees nothing anywhere
-      rows.end[1] = split == 0 ? 0 : 256;         // starts late
-      rows.end[2] = split == 1 ? 0 : 256;         // a gap
-      rows.end[3] = split == 2 ? 0 : 256;         // ends early
+      rows.end[0] = 0;                     // sees nothing anywhere
+      rows.end[1] = split == 0 ? 0 : 256;  // starts late
+      rows.end[2] = split == 1 ? 0 : 256;  // a gap
+      rows.end[3] = split == 2 ? 0 : 256;  // ends early
       State next = attend(*kernels, head, pages.view(), rows);
       if (split == 0) into = next;
       if (split != 0) kernels->merge(kHeadDim, kRows, into.view(), next.view());
@@ -377,7 +387,8 @@ TEST(AttentionKernels, FinishNeverWritesNegativeZeroAndKeepsToItsStride) {
 TEST(AttentionKernels, StoreWritesExactlyTheGivenTokens) {
   for (const Kernels* kernels : available_kernels())
     for (const uint32_t head_dim : {16u, 80u, 128u})
-      for (const auto [first, count] : {std::pair{0u, 64u}, {0u, 1u}, {63u, 1u}, {5u, 19u}, {8u, 8u}}) {
+      for (const auto& [first, count] :
+           {std::pair{0u, 64u}, {0u, 1u}, {63u, 1u}, {5u, 19u}, {8u, 8u}}) {
         const size_t stride = head_dim + 24;
         Buffer<uint16_t> tokens((count - 1) * stride + head_dim);
         for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<uint16_t>(i + 1);

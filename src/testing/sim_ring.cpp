@@ -24,11 +24,8 @@ uint64_t size_bytes(std::span<const iovec> vectors) {
 
 // Moves only the first half of the request's pages; what comes of it does not matter.
 void run_half(const io::Request& request) {
-  io::Request half{.operation = request.operation,
-                   .file = request.file,
-                   .offset_bytes = request.offset_bytes,
-                   .vectors = {},
-                   .done = {}};
+  io::Request half{
+      .operation = request.operation, .file = request.file, .offset_bytes = request.offset_bytes};
   uint64_t left = size_bytes(request.vectors) / 2 / io::kAlignment * io::kAlignment;
   for (iovec vector : request.vectors) {
     vector.iov_len = std::min<uint64_t>(vector.iov_len, left);
@@ -80,7 +77,9 @@ SimRing::~SimRing() {
   while (in_flight() > 0) wait();
 }
 
-void SimRing::set_plan(FaultPlan plan) { plan_ = std::move(plan); }
+void SimRing::set_plan(FaultPlan plan) {
+  plan_ = std::move(plan);
+}
 
 Result<void> SimRing::submit(io::Request request) {
   HIFC_TRY(io::validate(request));
@@ -115,7 +114,8 @@ uint32_t SimRing::wait() {
 }
 
 bool SimRing::happens(double chance) {
-  // The top 53 bits as a fraction: the same on every system, which <random>'s distributions are not.
+  // The top 53 bits as a fraction: the same on every system, which <random>'s distributions are
+  // not.
   return chance > 0 && static_cast<double>(random_() >> 11) * 0x1p-53 < chance;
 }
 

@@ -37,7 +37,7 @@ struct FaultPlan {
 
   // Asked first for each request when it executes; Fault::kNone leaves it to the chances above. A
   // fault that does not apply to the operation is ignored.
-  std::function<Fault(const io::Request&)> choose;
+  std::function<Fault(const io::Request&)> choose = {};
 };
 
 class SimRing final : public io::Ring {

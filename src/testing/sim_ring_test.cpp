@@ -34,7 +34,8 @@ class SimRingTest : public ::testing::Test {
 
   int ones() const {
     int bits = 0;
-    for (const std::byte value : memory_.span()) bits += std::popcount(std::to_integer<uint8_t>(value));
+    for (const std::byte value : memory_.span())
+      bits += std::popcount(std::to_integer<uint8_t>(value));
     return bits;
   }
 

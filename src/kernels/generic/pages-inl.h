@@ -48,7 +48,7 @@ inline constexpr uint32_t kTransposeTokens = 8;
 // Transposes 8 x 8 values: column i of `from`'s rows becomes row i of `to`. Three rounds of
 // interleaving row j with row j + 4 rotate the index bits of rows into those of columns.
 HWY_INLINE void transpose_block(const uint16_t* from, size_t from_stride, uint16_t* to,
-                              size_t to_stride) {
+                                size_t to_stride) {
   const hn::FixedTag<uint16_t, 8> d;
   hn::Vec<decltype(d)> rows[8], mixed[8];
   for (size_t i = 0; i < 8; ++i) rows[i] = hn::LoadU(d, from + i * from_stride);

@@ -29,8 +29,8 @@ struct Range {
 
 // exp(x) for x <= 0: exactly 1 at 0, and 0 below -86, where results near the denormals no longer
 // matter. The error is 2 ulp beside that of rounding x itself. Half the instructions of Highway's
-// Exp, which has to be exact for more of x; the softmax of a row would otherwise take a fifth of the
-// time of a prefill with 64 channels.
+// Exp, which has to be exact for more of x; the softmax of a row would otherwise take a fifth of
+// the time of a prefill with 64 channels.
 HWY_INLINE FloatVector exp_of_nonpositive(FloatVector x) {
   const FloatTag d;
   const hn::RebindToSigned<FloatTag> integers;
@@ -95,12 +95,14 @@ HWY_NOINLINE float scale_and_cap_scores(float* scores, Range range, const HeadPa
                       Cap{hn::Set(d, head.softcap), hn::Set(d, 1.0f / head.softcap)});
 }
 
-// exp(s - max) in place over the vectors that touch `range`, zero in the rest of the split, so that
-// the sum's lane order depends on positions alone: skipped vectors would have added zero.
-HWY_INLINE float exponentiate(float* scores, Range range, float max) {
+// Turns scores into weights exp(s - max) over the vectors that touch `range`, zero in the rest of
+// the split, and returns their sum. The sum's order depends on positions alone: the vectors that
+// are skipped would have added zero.
+HWY_INLINE float weigh_row(float* scores, Range range, float max) {
   const FloatTag d;
   const uint32_t lanes = static_cast<uint32_t>(hn::Lanes(d));
   FloatVector sum = hn::Zero(d);
+  if (range.empty()) range = Range{};
   uint32_t t = 0;
   for (; t + lanes <= range.begin; t += lanes) hn::StoreU(hn::Zero(d), d, scores + t);
   for (; t < range.end; t += lanes) {
@@ -117,12 +119,6 @@ HWY_INLINE float score_row(float* scores, Range range, const HeadParameters& hea
   if (range.empty()) return kMinusInfinity;
   if (head.softcap != 0.0f) return scale_and_cap_scores(scores, range, head);
   return scale_scores(scores, range, head.scale, [](FloatVector s) HWY_ATTR { return s; });
-}
-
-// Turns the scores into weights, and returns their sum. A row that sees nothing, or whose scores are
-// all -infinity, has no weights.
-HWY_INLINE float weigh_row(float* scores, Range range, float max) {
-  return exponentiate(scores, max == kMinusInfinity ? Range{} : range, max);
 }
 
 }  // namespace hifc::kernels::HWY_NAMESPACE

@@ -1,0 +1,435 @@
+// hifc bench decode, hifc bench prefill: HiFC and stock llama.cpp in memory, interleaved in one
+// process on the same weights, tokens and threads.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <optional>
+
+#include "apps/bench_report.h"
+#include "apps/command.h"
+#include "apps/fio.h"
+#include "apps/options.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "engine/engine.h"
+#include "engine/reference.h"
+
+namespace hifc::apps {
+namespace {
+
+using Json = BenchReport::Json;
+using engine::ReferenceMode;
+
+struct BenchOptions {
+  std::string model;
+  std::string file = "/usr/share/common-licenses/GPL-3";
+  std::vector<uint32_t> contexts;
+  std::vector<double> hot_ratios = {1.0};
+  uint32_t rounds = 5;
+  uint32_t tokens = 8;  // decoded by each contender in each round
+  BenchOutput output;
+  std::unique_ptr<ConfigOptions> config;
+};
+
+double milliseconds(uint64_t ns) { return static_cast<double>(ns) / 1e6; }
+
+// What both benchmarks need: the model, the threads and enough tokens of real text.
+struct Bench {
+  const BenchOptions& options;
+  Config config;
+  SystemClock clock;
+  std::unique_ptr<engine::Model> model;
+  std::unique_ptr<engine::ThreadPool> pool;
+  std::vector<int32_t> tokens;
+
+  explicit Bench(const BenchOptions& bench_options) : options(bench_options) {}
+
+  Result<void> prepare(uint32_t tokens_needed) {
+    HIFC_ASSIGN(config, options.config->resolve());
+    HIFC_ASSIGN(const std::string text, read_text(options.file));
+    HIFC_ASSIGN(model, engine::Model::load(options.model));
+    if (tokens_needed > model->context_tokens())
+      return failure(Code::kInvalid,
+                     fmt::format("--context {} with {} decoded tokens is more than the {} tokens "
+                                 "the model was trained for",
+                                 *std::ranges::max_element(options.contexts),
+                                 options.rounds * options.tokens, model->context_tokens()));
+    HIFC_ASSIGN(tokens, model->tokenize(text, false));
+    if (tokens.empty()) return failure(Code::kInvalid, "the text has no tokens");
+    // A text shorter than the context goes round.
+    for (size_t i = 0; tokens.size() < tokens_needed; ++i) tokens.push_back(tokens[i]);
+    HIFC_ASSIGN(pool, engine::ThreadPool::create(config.threads));
+    return {};
+  }
+
+  Json parameters() const {
+    return {{"model", model->description()},
+            {"file", options.file},
+            {"threads", pool->threads()},
+            {"rounds", options.rounds},
+            {"tokens", options.tokens},
+            {"context", options.contexts},
+            {"hot_ratio", options.hot_ratios}};
+  }
+
+  Result<std::unique_ptr<engine::Engine>> make_engine(double hot_ratio) {
+    Config engine_config = config;
+    engine_config.hot_cache_ratio = hot_ratio;
+    if (config.flash_path)
+      engine_config.flash_path = fmt::format("{}/bench-hot{:.2f}", *config.flash_path, hot_ratio);
+    else if (hot_ratio < 1)
+      return failure(Code::kInvalid,
+                     fmt::format("--hot-ratio {} needs a flash tier: give --flash DIR", hot_ratio));
+    return engine::Engine::create(
+        *model, *pool, {.config = engine_config, .ring = nullptr, .cancelled = &interrupted()});
+  }
+
+  Result<std::unique_ptr<engine::Reference>> make_reference(ReferenceMode mode, uint32_t context) {
+    return engine::Reference::create(*model, *pool, {.mode = mode, .context_tokens = context});
+  }
+
+  Result<void> check_interrupted() const {
+    if (interrupted()) return failure(Code::kCancelled, "interrupted");
+    return {};
+  }
+};
+
+// ---- decode ----
+
+// One system whose decoding is timed.
+class Contender {
+ public:
+  virtual ~Contender() = default;
+  virtual Result<void> go_to(std::span<const int32_t> prefix) = 0;
+  virtual Result<void> decode(int32_t token) = 0;
+  std::vector<double> ms;  // [round] per token
+};
+
+class HifcContender final : public Contender {
+ public:
+  HifcContender(double hot_ratio, std::unique_ptr<engine::Engine> engine)
+      : hot_ratio_(hot_ratio), engine_(std::move(engine)) {}
+
+  Result<void> go_to(std::span<const int32_t> prefix) override {
+    const auto length = static_cast<uint32_t>(prefix.size());
+    const uint32_t block = engine_->budget().layout.block_tokens();
+    engine_->truncate(std::min(length, engine_->length()) / block * block);
+    HIFC_TRY(engine_->prefill(prefix.subspan(engine_->length())));
+    return engine_->flush();
+  }
+  Result<void> decode(int32_t token) override {
+    return engine_->step({&token, 1}, engine::Outputs::kLast);
+  }
+
+  double hot_ratio() const { return hot_ratio_; }
+  engine::Engine& engine() { return *engine_; }
+
+  // Of all measured rounds of one context.
+  uint64_t stall_ns = 0, read_bytes = 0, reads = 0, hits = 0, memory_hits = 0, decoded = 0;
+
+  void reset() { ms.clear(), stall_ns = read_bytes = reads = hits = memory_hits = decoded = 0; }
+
+  // Adds what happened since `before` was taken.
+  struct Snapshot {
+    uint64_t stall_ns = 0, read_bytes = 0, reads = 0, hits = 0, memory_hits = 0;
+  };
+  Snapshot snapshot() const {
+    tier::Tiers& tiers = engine_->tiers();
+    Snapshot now{.stall_ns = engine_->cache_statistics().stall_ns};
+    if (tiers.has_cold()) {
+      now.read_bytes = tiers.store().statistics().read_bytes;
+      now.reads = tiers.store().statistics().reads;
+    }
+    now.memory_hits =
+        tiers.counters(tier::Tier::kHot).hits + tiers.counters(tier::Tier::kWarm).hits;
+    now.hits = now.memory_hits + tiers.counters(tier::Tier::kCold).hits;
+    return now;
+  }
+  void add(const Snapshot& before, uint64_t tokens) {
+    const Snapshot now = snapshot();
+    stall_ns += now.stall_ns - before.stall_ns;
+    read_bytes += now.read_bytes - before.read_bytes;
+    reads += now.reads - before.reads;
+    hits += now.hits - before.hits;
+    memory_hits += now.memory_hits - before.memory_hits;
+    decoded += tokens;
+  }
+
+ private:
+  double hot_ratio_;
+  std::unique_ptr<engine::Engine> engine_;
+};
+
+class LlamaContender final : public Contender {
+ public:
+  explicit LlamaContender(std::unique_ptr<engine::Reference> reference)
+      : reference_(std::move(reference)) {}
+  Result<void> go_to(std::span<const int32_t> prefix) override {
+    reference_->truncate(static_cast<uint32_t>(prefix.size()));
+    return reference_->prefill(prefix.subspan(reference_->length()));
+  }
+  Result<void> decode(int32_t token) override { return reference_->step({&token, 1}, false); }
+
+ private:
+  std::unique_ptr<engine::Reference> reference_;
+};
+
+class DecodeBench {
+ public:
+  explicit DecodeBench(const BenchOptions& options) : options_(options), bench_(options) {}
+
+  Result<int> operator()() {
+    // Longest first, so that each shorter one is a cut of what is there.
+    contexts_ = options_.contexts;
+    std::ranges::sort(contexts_, std::greater());
+    const uint32_t most = contexts_.front() + (options_.rounds + 1) * options_.tokens;
+    HIFC_TRY(bench_.prepare(most));
+    HIFC_TRY(make_contenders(most));
+    BenchReport report("decode", bench_.parameters());
+    for (const uint32_t context : contexts_) {
+      HIFC_TRY(measure(context));
+      HIFC_TRY(add_rows(report, context));
+    }
+    if (bench_.config.flash_path) remove_fio_file(*bench_.config.flash_path);
+    return publish(report, options_.output);
+  }
+
+ private:
+  Result<void> make_contenders(uint32_t most) {
+    std::vector<double> ratios = options_.hot_ratios;
+    // The roofline needs the time of the same decode with everything hot.
+    if (std::ranges::find(ratios, 1.0) == ratios.end()) ratios.push_back(1.0);
+    for (const double ratio : ratios) {
+      HIFC_ASSIGN(auto engine, bench_.make_engine(ratio));
+      hifc_.push_back(std::make_unique<HifcContender>(ratio, std::move(engine)));
+    }
+    HIFC_ASSIGN(auto flash_attention,
+                bench_.make_reference(ReferenceMode::kF16FlashAttention, most));
+    llama_fa_ = std::make_unique<LlamaContender>(std::move(flash_attention));
+    HIFC_ASSIGN(auto plain, bench_.make_reference(ReferenceMode::kF16, most));
+    llama_nofa_ = std::make_unique<LlamaContender>(std::move(plain));
+    return {};
+  }
+
+  std::vector<Contender*> contenders() {
+    std::vector<Contender*> all = {llama_fa_.get(), llama_nofa_.get()};
+    for (auto& each : hifc_) all.push_back(each.get());
+    return all;
+  }
+
+  Result<void> measure(uint32_t context) {
+    log_info("decode at {} tokens", context);
+    const auto prefix = std::span(bench_.tokens).first(context);
+    for (Contender* contender : contenders()) {
+      HIFC_TRY(contender->go_to(prefix));
+      contender->ms.clear();
+    }
+    for (auto& each : hifc_) each->reset();
+    size_t next = context;
+    for (uint32_t round = 0; round <= options_.rounds; ++round, next += options_.tokens) {
+      std::vector<Contender*> order = contenders();
+      std::ranges::rotate(order, order.begin() + round % order.size());
+      for (Contender* contender : order) HIFC_TRY(time(*contender, next, round > 0));
+    }
+    return {};
+  }
+
+  // The first round warms up caches and prefetching and does not count.
+  Result<void> time(Contender& contender, size_t next, bool counts) {
+    HIFC_TRY(bench_.check_interrupted());
+    auto* hifc = dynamic_cast<HifcContender*>(&contender);
+    const auto before = hifc != nullptr ? hifc->snapshot() : HifcContender::Snapshot{};
+    const uint64_t start_ns = bench_.clock.now_ns();
+    for (uint32_t i = 0; i < options_.tokens; ++i)
+      HIFC_TRY(contender.decode(bench_.tokens[next + i]));
+    const double ms = milliseconds(bench_.clock.now_ns() - start_ns) / options_.tokens;
+    if (!counts) return {};
+    contender.ms.push_back(ms);
+    if (hifc != nullptr) hifc->add(before, options_.tokens);
+    return {};
+  }
+
+  Result<void> add_rows(BenchReport& report, uint32_t context) {
+    const auto all_hot = std::ranges::find_if(
+        hifc_, [](const auto& each) { return each->hot_ratio() == 1.0; });
+    for (auto& each : hifc_) {
+      HIFC_ASSIGN(Json metrics, metrics_of(*each, median((*all_hot)->ms)));
+      report.add_row(fmt::format("decode.ctx{}.hot{:.2f}.fp16.exact", context, each->hot_ratio()),
+                     std::move(metrics), targets(context, each->hot_ratio()));
+    }
+    return {};
+  }
+
+  static std::vector<BenchReport::Target> targets(uint32_t context, double hot_ratio) {
+    using Bound = BenchReport::Bound;
+    if (hot_ratio == 1.0)
+      return {{"speedup", Bound::kAtLeast, context >= 8000 ? 1.6 : context <= 512 ? 0.97 : 1.0}};
+    if (context >= 8000 && hot_ratio == 0.6) return {{"roofline_ratio", Bound::kAtMost, 1.25}};
+    return {};
+  }
+
+  Result<Json> metrics_of(HifcContender& hifc, double compute_ms) {
+    const double hifc_ms = median(hifc.ms);
+    const double fa_ms = median(llama_fa_->ms), nofa_ms = median(llama_nofa_->ms);
+    const auto tokens = static_cast<double>(hifc.decoded);
+    const double bytes_per_token = static_cast<double>(hifc.read_bytes) / tokens;
+    // Ratios pair by pair within a round: the machine's speed drifts between rounds.
+    std::vector<double> speedups;
+    for (size_t round = 0; round < hifc.ms.size(); ++round)
+      speedups.push_back(std::min(llama_fa_->ms[round], llama_nofa_->ms[round]) / hifc.ms[round]);
+    Json metrics = {{"hifc_ms", hifc_ms},
+                    {"llama_fa_ms", fa_ms},
+                    {"llama_nofa_ms", nofa_ms},
+                    {"speedup", median(speedups)},
+                    {"speedup_spread", spread(speedups)},
+                    {"hifc_ms_spread", spread(hifc.ms)},
+                    {"stall_share", milliseconds(hifc.stall_ns) / tokens / hifc_ms},
+                    {"memory_hit_share",
+                     static_cast<double>(hifc.memory_hits) / static_cast<double>(hifc.hits)},
+                    {"cold_bytes_per_token", bytes_per_token},
+                    {"roofline_ratio", nullptr}};
+    if (hifc.reads == 0) {
+      metrics["roofline_ratio"] = hifc_ms / compute_ms;
+      return metrics;
+    }
+    const uint64_t read_bytes = hifc.read_bytes / hifc.reads;
+    const uint32_t depth = kReadsPerWorker * bench_.config.prefetch_workers;
+    HIFC_ASSIGN(const FioResult fio, fio_median(read_bytes, depth));
+    const double gb = bytes_per_token / 1e9;
+    const double io_cpu_ms = 1000 * fio.core_s_per_gb * gb / bench_.pool->threads();
+    const double io_ms = 1000 * gb / fio.gbps;
+    metrics["roofline_ratio"] = hifc_ms / std::max(compute_ms + io_cpu_ms, io_ms);
+    metrics["compute_ms"] = compute_ms;
+    metrics["io_cpu_ms"] = io_cpu_ms;
+    metrics["io_ms"] = io_ms;
+    metrics["read_bytes"] = read_bytes;
+    metrics["depth"] = depth;
+    metrics["fio_gbps"] = fio.gbps;
+    metrics["fio_core_s_per_gb"] = fio.core_s_per_gb;
+    metrics["hifc_gbps"] = bytes_per_token / 1e6 / hifc_ms;
+    return metrics;
+  }
+
+  Result<FioResult> fio_median(uint64_t read_bytes, uint32_t depth) {
+    std::vector<double> gbps, core_s;
+    for (int i = 0; i < 3; ++i) {
+      HIFC_ASSIGN(const FioResult fio,
+                  measure_reads(*bench_.config.flash_path, read_bytes, depth));
+      gbps.push_back(fio.gbps);
+      core_s.push_back(fio.core_s_per_gb);
+    }
+    return FioResult{.gbps = median(gbps), .core_s_per_gb = median(core_s)};
+  }
+
+  const BenchOptions& options_;
+  Bench bench_;
+  std::vector<uint32_t> contexts_;
+  std::unique_ptr<LlamaContender> llama_fa_, llama_nofa_;
+  std::vector<std::unique_ptr<HifcContender>> hifc_;
+};
+
+// ---- prefill ----
+
+class PrefillBench {
+ public:
+  explicit PrefillBench(const BenchOptions& options) : options_(options), bench_(options) {}
+
+  Result<int> operator()() {
+    const uint32_t most = *std::ranges::max_element(options_.contexts);
+    HIFC_TRY(bench_.prepare(most));
+    HIFC_ASSIGN(hifc_, bench_.make_engine(options_.hot_ratios.front()));
+    HIFC_ASSIGN(fa_, bench_.make_reference(ReferenceMode::kF16FlashAttention, most));
+    HIFC_ASSIGN(nofa_, bench_.make_reference(ReferenceMode::kF16, most));
+    BenchReport report("prefill", bench_.parameters());
+    for (const uint32_t context : options_.contexts) HIFC_TRY(measure(report, context));
+    return publish(report, options_.output);
+  }
+
+ private:
+  Result<void> measure(BenchReport& report, uint32_t context) {
+    const auto prefix = std::span(bench_.tokens).first(context);
+    std::vector<double> hifc_s, fa_s, nofa_s, speedups;
+    for (uint32_t round = 0; round < options_.rounds; ++round) {
+      log_info("prefill of {} tokens, round {}", context, round + 1);
+      hifc_->truncate(0), fa_->truncate(0), nofa_->truncate(0);
+      HIFC_TRY(time(hifc_s, [&] { return hifc_->prefill(prefix); }));
+      HIFC_TRY(time(fa_s, [&] { return fa_->prefill(prefix); }));
+      HIFC_TRY(time(nofa_s, [&] { return nofa_->prefill(prefix); }));
+      speedups.push_back(std::min(fa_s.back(), nofa_s.back()) / hifc_s.back());
+    }
+    report.add_row(fmt::format("prefill.ctx{}", context),
+                   {{"hifc_s", median(hifc_s)},
+                    {"llama_fa_s", median(fa_s)},
+                    {"llama_nofa_s", median(nofa_s)},
+                    {"speedup", median(speedups)},
+                    {"speedup_spread", spread(speedups)},
+                    {"hifc_tokens_per_s", context / median(hifc_s)},
+                    {"ubatch", hifc_->ubatch_tokens()}},
+                   {{"speedup", BenchReport::Bound::kAtLeast, 1.0}});
+    return {};
+  }
+
+  template <typename Work>
+  Result<void> time(std::vector<double>& seconds, Work work) {
+    HIFC_TRY(bench_.check_interrupted());
+    const uint64_t start_ns = bench_.clock.now_ns();
+    HIFC_TRY(work());
+    seconds.push_back(milliseconds(bench_.clock.now_ns() - start_ns) / 1000);
+    return {};
+  }
+
+  const BenchOptions& options_;
+  Bench bench_;
+  std::unique_ptr<engine::Engine> hifc_;
+  std::unique_ptr<engine::Reference> fa_, nofa_;
+};
+
+std::shared_ptr<BenchOptions> add_common(CLI::App& command, std::vector<uint32_t> contexts,
+                                         uint32_t rounds) {
+  auto options = std::make_shared<BenchOptions>();
+  options->contexts = std::move(contexts);
+  options->rounds = rounds;
+  // Several values stand in one word, so that files can follow: --context 32,512.
+  const auto positive = CLI::Range(1u, 1u << 24);
+  command.add_option("-m,--model", options->model, "Model file (GGUF)")->required();
+  command.add_option("-f,--file", options->file, "Text to run over")->capture_default_str();
+  command.add_option("--context", options->contexts, "Context lengths in tokens")
+      ->delimiter(',')
+      ->check(positive)
+      ->capture_default_str();
+  command.add_option("--rounds", options->rounds, "Interleaved rounds; medians are shown")
+      ->check(positive)
+      ->capture_default_str();
+  command.add_flag("--json", options->output.json, "Print JSON");
+  command.add_flag("--enforce", options->output.enforce, "Exit status 3 when a target is missed");
+  command.add_option("--hot-ratio", options->hot_ratios, "Shares of the KV that stay hot")
+      ->delimiter(',')
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  options->config = std::make_unique<ConfigOptions>(
+      command, std::initializer_list<std::string_view>{"hot_cache_ratio", "context"});
+  return options;
+}
+
+}  // namespace
+
+void add_bench_command(CLI::App& app, Action& chosen) {
+  CLI::App* bench = app.add_subcommand("bench", "Measure HiFC against its baselines");
+  bench->require_subcommand(1);
+  CLI::App* decode = bench->add_subcommand(
+      "decode", "Time per token against llama.cpp in memory and the roofline of the drive");
+  auto decode_options = add_common(*decode, {32, 512, 2048, 8000}, 5);
+  decode->add_option("--tokens", decode_options->tokens, "Tokens decoded in each round")
+      ->check(CLI::Range(1u, 4096u))
+      ->capture_default_str();
+  decode->callback([=, &chosen] { chosen = [=] { return DecodeBench(*decode_options)(); }; });
+  CLI::App* prefill =
+      bench->add_subcommand("prefill", "Time of prompts against llama.cpp in memory");
+  auto prefill_options = add_common(*prefill, {2048, 8000}, 3);
+  prefill->callback([=, &chosen] { chosen = [=] { return PrefillBench(*prefill_options)(); }; });
+}
+
+}  // namespace hifc::apps

@@ -1,0 +1,52 @@
+// Results of a benchmark in the one form that all of them share: JSON for machines, a table for
+// people, and targets that are stated and checked.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+
+namespace hifc::apps {
+
+// { "bench", "commit", "build", "machine", "parameters", "rows": [ { "name", "metrics", "target",
+//   "pass" } ] }
+class BenchReport {
+ public:
+  using Json = nlohmann::ordered_json;
+
+  enum class Bound : uint8_t { kAtLeast, kAtMost };
+  struct Target {
+    std::string metric;
+    Bound bound = Bound::kAtLeast;
+    double value = 0;
+  };
+
+  BenchReport(std::string bench, Json parameters);
+
+  // `metrics`: name -> number, string or null. A target whose metric is null is not met.
+  void add_row(std::string name, Json metrics, const std::vector<Target>& targets = {});
+
+  bool all_targets_met() const { return all_met_; }
+  const Json& json() const { return report_; }
+  std::string table() const;
+
+ private:
+  Json report_;
+  bool all_met_ = true;
+};
+
+struct BenchOutput {
+  bool json = false;
+  bool enforce = false;  // exit status 3 when a target is missed
+};
+
+// Prints the report to standard output and gives the exit status.
+int publish(const BenchReport& report, const BenchOutput& output);
+
+double median(std::vector<double> values);
+// (largest - smallest) / median: how far to trust the median.
+double spread(const std::vector<double>& values);
+
+}  // namespace hifc::apps

@@ -1,0 +1,155 @@
+#include "tier/tiers.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <random>
+#include <set>
+#include <vector>
+
+namespace hifc::tier {
+namespace {
+
+constexpr size_t kBlock = 8192;
+
+std::unique_ptr<Tiers> make(uint64_t hot_bytes, uint64_t warm_bytes) {
+  return Tiers::create({.block_bytes = kBlock,
+                        .blocks_per_group = 2,
+                        .hot_bytes = hot_bytes,
+                        .warm_bytes = warm_bytes})
+      .value();
+}
+
+uint64_t used(const Tiers& tiers, Tier tier) { return tiers.counters(tier).used_bytes; }
+
+TEST(Tiers, HoldAsManyFramesAsEachBudgetHasRoomFor) {
+  // A budget that is no multiple of a block does not lend its rest to the other tier.
+  const auto tiers = make(2 * kBlock + kBlock - 1, 3 * kBlock + kBlock - 1);
+  EXPECT_EQ(tiers->frames(), 5u);
+  std::vector<FrameId> frames;
+  while (const auto frame = tiers->acquire(Tier::kHot)) frames.push_back(*frame);
+  EXPECT_EQ(frames.size(), 5u);
+  EXPECT_EQ(used(*tiers, Tier::kHot), 2 * kBlock);
+  EXPECT_EQ(used(*tiers, Tier::kWarm), 3 * kBlock);
+}
+
+TEST(Tiers, AcquirePrefersTheAskedTierElseTheOther) {
+  const auto tiers = make(1 * kBlock, 2 * kBlock);
+  EXPECT_EQ(tiers->tier_of(tiers->acquire(Tier::kWarm).value()), Tier::kWarm);
+  EXPECT_EQ(tiers->tier_of(tiers->acquire(Tier::kHot).value()), Tier::kHot);
+  const FrameId other = tiers->acquire(Tier::kHot).value();
+  EXPECT_EQ(tiers->tier_of(other), Tier::kWarm);
+  EXPECT_FALSE(tiers->acquire(Tier::kHot));
+  tiers->release(other);
+  EXPECT_EQ(tiers->tier_of(tiers->acquire(Tier::kWarm).value()), Tier::kWarm);
+}
+
+TEST(Tiers, PromoteRechargesOnlyWhereHotHasRoom) {
+  const auto tiers = make(1 * kBlock, 2 * kBlock);
+  const FrameId a = tiers->acquire(Tier::kWarm).value(), b = tiers->acquire(Tier::kWarm).value();
+  std::fill_n(tiers->data(a), kBlock, std::byte{1});
+  tiers->promote(a);
+  tiers->promote(a);
+  tiers->promote(b);
+  EXPECT_EQ(tiers->tier_of(a), Tier::kHot);
+  EXPECT_EQ(tiers->tier_of(b), Tier::kWarm);
+  EXPECT_EQ(used(*tiers, Tier::kHot), kBlock);
+  EXPECT_EQ(used(*tiers, Tier::kWarm), kBlock);
+  EXPECT_EQ(tiers->data(a)[kBlock - 1], std::byte{1});
+}
+
+TEST(Tiers, FramesAreDistinctAlignedMemory) {
+  const auto tiers = make(3 * kBlock, 3 * kBlock);
+  std::set<std::byte*> places;
+  while (const auto frame = tiers->acquire(Tier::kWarm)) {
+    places.insert(tiers->data(*frame));
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(tiers->data(*frame)) % io::kAlignment, 0u);
+    EXPECT_EQ(tiers->span(*frame).size(), kBlock);
+  }
+  ASSERT_EQ(places.size(), 6u);
+  for (auto at = places.begin(); std::next(at) != places.end(); ++at)
+    EXPECT_GE(*std::next(at) - *at, static_cast<ptrdiff_t>(kBlock));
+}
+
+// Goal: budgets hold and the counters tell the truth after every call of any sequence of calls.
+TEST(Tiers, RandomSequencesStayWithinBudgetsAndCountPeaks) {
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937_64 random(seed);
+    const uint64_t hot = random() % 6, warm = random() % 12 + (hot == 0 ? 1 : 0);
+    const auto tiers = make(hot * kBlock + random() % kBlock, warm * kBlock + random() % kBlock);
+    std::vector<FrameId> held;
+    std::array<uint64_t, 2> peak = {};
+    for (int call = 0; call < 500; ++call) {
+      const uint64_t choice = random() % 5;
+      if (choice < 2) {
+        const Tier asked = random() % 2 != 0 ? Tier::kHot : Tier::kWarm;
+        const bool room = tiers->counters(asked).used_bytes + kBlock <=
+                          tiers->counters(asked).capacity_bytes;
+        const auto frame = tiers->acquire(asked);
+        ASSERT_EQ(frame.has_value(), held.size() < hot + warm);
+        if (frame) held.push_back(*frame);
+        if (frame) ASSERT_EQ(tiers->tier_of(*frame) == asked, room);
+      } else if (choice < 4 && !held.empty()) {
+        std::swap(held[random() % held.size()], held.back());
+        tiers->release(held.back());
+        held.pop_back();
+      } else if (!held.empty()) {
+        tiers->promote(held[random() % held.size()]);
+      }
+      for (const Tier tier : {Tier::kHot, Tier::kWarm}) {
+        const auto owned = std::ranges::count_if(
+            held, [&](FrameId frame) { return tiers->tier_of(frame) == tier; });
+        const TierCounters counters = tiers->counters(tier);
+        uint64_t& highest = peak[static_cast<size_t>(tier)];
+        highest = std::max(highest, counters.used_bytes);
+        ASSERT_EQ(counters.used_bytes, static_cast<uint64_t>(owned) * kBlock);
+        ASSERT_EQ(counters.peak_bytes, highest);
+        ASSERT_LE(counters.used_bytes, counters.capacity_bytes);
+      }
+      ASSERT_EQ(tiers->free_frames(), tiers->frames() - held.size());
+    }
+  }
+}
+
+TEST(Tiers, CountHitsAndWritesWhereTheyHappen) {
+  const auto tiers = make(kBlock, kBlock);
+  tiers->count_hit(Tier::kHot, 100);
+  tiers->count_hit(Tier::kHot, 100);
+  tiers->count_hit(Tier::kCold, 7);
+  tiers->count_write(Tier::kWarm, 30);
+  EXPECT_EQ(tiers->counters(Tier::kHot).hits, 2u);
+  EXPECT_EQ(tiers->counters(Tier::kHot).bytes_read, 200u);
+  EXPECT_EQ(tiers->counters(Tier::kWarm).bytes_written, 30u);
+  EXPECT_EQ(tiers->counters(Tier::kWarm).hits, 0u);
+  EXPECT_EQ(tiers->counters(Tier::kCold).hits, 1u);
+  EXPECT_FALSE(tiers->has_cold());
+}
+
+TEST(Tiers, GroupsPerWriteMakeFourMebibytesAndNeighboursOf128Kibibytes) {
+  for (const uint64_t block_kib : {12u, 36u, 64u, 68u, 132u, 260u, 1028u, 4100u})
+    for (const uint32_t layers : {1u, 3u, 6u, 24u, 32u, 80u}) {
+      SCOPED_TRACE(std::to_string(block_kib) + " KiB x " + std::to_string(layers));
+      const uint64_t block = block_kib << 10;
+      const uint64_t group = block * layers;
+      const auto tiers = Tiers::create({.block_bytes = block,
+                                        .blocks_per_group = layers,
+                                        .hot_bytes = 0,
+                                        .warm_bytes = block})
+                             .value();
+      const uint64_t least = tiers->groups_per_write_min(), most = tiers->groups_per_write_max();
+      EXPECT_GE(least, 1u);
+      EXPECT_LE(least, most);
+      EXPECT_TRUE(most * group <= (16u << 20) || most == 1);
+      EXPECT_GT((most + 1) * group, 16u << 20);
+      // Where 16 MiB allow it, both wishes are met, and with no more groups than that takes.
+      EXPECT_TRUE(least * group >= (4u << 20) || least == most);
+      EXPECT_TRUE(least * block >= (128u << 10) || least == most);
+      if (least > 1)
+        EXPECT_TRUE((least - 1) * group < (4u << 20) || (least - 1) * block < (128u << 10));
+    }
+}
+
+}  // namespace
+}  // namespace hifc::tier
