@@ -399,15 +399,18 @@ std::shared_ptr<BenchOptions> add_common(CLI::App& command, std::vector<uint32_t
   command.add_option("--context", options->contexts, "Context lengths in tokens")
       ->delimiter(',')
       ->check(positive)
+      ->type_name("N,...")
       ->capture_default_str();
   command.add_option("--rounds", options->rounds, "Interleaved rounds; medians are shown")
       ->check(positive)
+      ->type_name("N")
       ->capture_default_str();
   command.add_flag("--json", options->output.json, "Print JSON");
   command.add_flag("--enforce", options->output.enforce, "Exit status 3 when a target is missed");
   command.add_option("--hot-ratio", options->hot_ratios, "Shares of the KV that stay hot")
       ->delimiter(',')
       ->check(CLI::Range(0.0, 1.0))
+      ->type_name("0..1,...")
       ->capture_default_str();
   options->config = std::make_unique<ConfigOptions>(
       command, std::initializer_list<std::string_view>{"hot_cache_ratio", "context"});
@@ -421,9 +424,14 @@ void add_bench_command(CLI::App& app, Action& chosen) {
   bench->require_subcommand(1);
   CLI::App* decode = bench->add_subcommand(
       "decode", "Time per token against llama.cpp in memory and the roofline of the drive");
+  decode->footer(
+      "Example, with 60 % and 25 % of the KV hot and the rest on the drive of /data:\n"
+      "  hifc bench decode -m model.gguf --context 2048,8000 --hot-ratio 1.0,0.6,0.25 "
+      "--flash /data/kv");
   auto decode_options = add_common(*decode, {32, 512, 2048, 8000}, 5);
   decode->add_option("--tokens", decode_options->tokens, "Tokens decoded in each round")
       ->check(CLI::Range(1u, 4096u))
+      ->type_name("N")
       ->capture_default_str();
   decode->callback([=, &chosen] { chosen = [=] { return DecodeBench(*decode_options)(); }; });
   CLI::App* prefill =

@@ -12,7 +12,8 @@ int main(int argc, char** argv) {
   using namespace hifc::apps;
   CLI::App app("HiFC: the KV cache of large language models in memory and on flash");
   app.name("hifc");
-  app.require_subcommand(1);
+  app.footer("hifc COMMAND --help explains a command.");
+  app.require_subcommand(0, 1);
   app.set_version_flag("--version", fmt::format("hifc {} ({})", hifc::build_info().version,
                                                hifc::build_info().commit));
   Action chosen;
@@ -24,6 +25,10 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
     fmt::print(stderr, "hifc: {}\n", explain(app, error));
+    return kExitUsage;
+  }
+  if (!chosen) {
+    fmt::print(stderr, "{}", app.help());
     return kExitUsage;
   }
   install_signal_handlers();

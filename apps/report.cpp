@@ -68,7 +68,6 @@ double percentile(std::vector<double> values, double share) {
 Json run_report(engine::Engine& engine, const RunMeasurements& run) {
   const cache::CacheStatistics cache = engine.cache_statistics();
   tier::Tiers& tiers = engine.tiers();
-  const double computed = run.prompt_tokens - run.reused_tokens;
   const double decode_ms = mean(run.token_ms);
   const auto tokens = static_cast<double>(run.token_ms.size());
   const double stall_ms = tokens > 0 ? run.decode_stall_ms / tokens : 0;
@@ -76,8 +75,8 @@ Json run_report(engine::Engine& engine, const RunMeasurements& run) {
                  {"prompt_tokens", run.prompt_tokens},
                  {"reused_tokens", run.reused_tokens},
                  {"generated_tokens", run.generated_tokens},
-                 {"ttft_ms", run.ttft_ms},
-                 {"prefill_tokens_per_s", ratio(1000 * computed, run.prefill_ms)},
+                 {"ttft_ms", run.ttft_ms > 0 ? Json(run.ttft_ms) : Json(nullptr)},
+                 {"prefill_tokens_per_s", ratio(1000.0 * run.computed_tokens, run.prefill_ms)},
                  {"decode_ms_per_token", decode_ms},
                  {"decode_ms_p99", percentile(run.token_ms, 0.99)},
                  {"kv_bytes_total", cache.kv_bytes},
@@ -117,11 +116,12 @@ std::string run_table(engine::Engine& engine, const RunMeasurements& run) {
                    percent(counters.hits, hits), format_size(counters.bytes_read),
                    format_size(counters.bytes_written)});
   }
-  const double prompt = run.prompt_tokens;
   std::string text = fmt::format(
-      "\nprompt {} tokens in {:.2f} s ({:.0f} tokens/s), first token after {:.2f} s\n",
+      "\nprompt {} of {} tokens in {:.2f} s ({:.0f} tokens/s)", run.computed_tokens,
       run.prompt_tokens, run.prefill_ms / 1000,
-      run.prefill_ms > 0 ? 1000 * prompt / run.prefill_ms : 0, run.ttft_ms / 1000);
+      run.prefill_ms > 0 ? 1000.0 * run.computed_tokens / run.prefill_ms : 0);
+  text += run.ttft_ms > 0 ? fmt::format(", first token after {:.2f} s\n", run.ttft_ms / 1000)
+                          : ", interrupted\n";
   const double decode_ms = mean(run.token_ms);
   if (!run.token_ms.empty())
     text += fmt::format(

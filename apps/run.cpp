@@ -137,6 +137,7 @@ class Run {
     auto outcome = engine_->prefill(tokens_, [&](uint32_t done) { progress.update(done); });
     progress.finish();
     run_.prefill_ms = milliseconds(clock_.now_ns() - start_ns_);
+    run_.computed_tokens = engine_->length();
     return outcome;
   }
 
