@@ -34,7 +34,9 @@ struct BenchOptions {
   std::unique_ptr<ConfigOptions> config;
 };
 
-double milliseconds(uint64_t ns) { return static_cast<double>(ns) / 1e6; }
+double milliseconds(uint64_t ns) {
+  return static_cast<double>(ns) / 1e6;
+}
 
 // What both benchmarks need: the model, the threads and enough tokens of real text.
 struct Bench {
@@ -66,18 +68,17 @@ struct Bench {
   }
 
   Json parameters() const {
-    return {{"model", model->description()},
-            {"file", options.file},
-            {"threads", pool->threads()},
-            {"rounds", options.rounds},
-            {"tokens", options.tokens},
-            {"context", options.contexts},
+    return {{"model", model->description()},  {"file", options.file},
+            {"threads", pool->threads()},     {"rounds", options.rounds},
+            {"tokens", options.tokens},       {"context", options.contexts},
             {"hot_ratio", options.hot_ratios}};
   }
 
-  Result<std::unique_ptr<engine::Engine>> make_engine(double hot_ratio) {
+  // `hot_ratio` of the KV of `context` tokens stays hot.
+  Result<std::unique_ptr<engine::Engine>> make_engine(double hot_ratio, uint32_t context) {
     Config engine_config = config;
     engine_config.hot_cache_ratio = hot_ratio;
+    engine_config.context = context;
     if (config.flash_path)
       engine_config.flash_path = fmt::format("{}/bench-hot{:.2f}", *config.flash_path, hot_ratio);
     else if (hot_ratio < 1)
@@ -129,8 +130,6 @@ class HifcContender final : public Contender {
 
   // Of all measured rounds of one context.
   uint64_t stall_ns = 0, read_bytes = 0, reads = 0, hits = 0, memory_hits = 0, decoded = 0;
-
-  void reset() { ms.clear(), stall_ns = read_bytes = reads = hits = memory_hits = decoded = 0; }
 
   // Adds what happened since `before` was taken.
   struct Snapshot {
@@ -187,9 +186,10 @@ class DecodeBench {
     std::ranges::sort(contexts_, std::greater());
     const uint32_t most = contexts_.front() + (options_.rounds + 1) * options_.tokens;
     HIFC_TRY(bench_.prepare(most));
-    HIFC_TRY(make_contenders(most));
+    HIFC_TRY(make_llama(most));
     BenchReport report("decode", bench_.parameters());
     for (const uint32_t context : contexts_) {
+      HIFC_TRY(make_hifc(context));
       HIFC_TRY(measure(context));
       HIFC_TRY(add_rows(report, context));
     }
@@ -198,14 +198,20 @@ class DecodeBench {
   }
 
  private:
-  Result<void> make_contenders(uint32_t most) {
+  Result<void> make_hifc(uint32_t context) {
     std::vector<double> ratios = options_.hot_ratios;
     // The roofline needs the time of the same decode with everything hot.
     if (std::ranges::find(ratios, 1.0) == ratios.end()) ratios.push_back(1.0);
+    hifc_.clear();
     for (const double ratio : ratios) {
-      HIFC_ASSIGN(auto engine, bench_.make_engine(ratio));
+      HIFC_ASSIGN(auto engine,
+                  bench_.make_engine(ratio, context + (options_.rounds + 1) * options_.tokens));
       hifc_.push_back(std::make_unique<HifcContender>(ratio, std::move(engine)));
     }
+    return {};
+  }
+
+  Result<void> make_llama(uint32_t most) {
     HIFC_ASSIGN(auto flash_attention,
                 bench_.make_reference(ReferenceMode::kF16FlashAttention, most));
     llama_fa_ = std::make_unique<LlamaContender>(std::move(flash_attention));
@@ -227,7 +233,6 @@ class DecodeBench {
       HIFC_TRY(contender->go_to(prefix));
       contender->ms.clear();
     }
-    for (auto& each : hifc_) each->reset();
     size_t next = context;
     for (uint32_t round = 0; round <= options_.rounds; ++round, next += options_.tokens) {
       std::vector<Contender*> order = contenders();
@@ -253,8 +258,8 @@ class DecodeBench {
   }
 
   Result<void> add_rows(BenchReport& report, uint32_t context) {
-    const auto all_hot = std::ranges::find_if(
-        hifc_, [](const auto& each) { return each->hot_ratio() == 1.0; });
+    const auto all_hot =
+        std::ranges::find_if(hifc_, [](const auto& each) { return each->hot_ratio() == 1.0; });
     for (auto& each : hifc_) {
       HIFC_ASSIGN(Json metrics, metrics_of(*each, median((*all_hot)->ms)));
       report.add_row(fmt::format("decode.ctx{}.hot{:.2f}.fp16.exact", context, each->hot_ratio()),
@@ -291,10 +296,7 @@ class DecodeBench {
                      static_cast<double>(hifc.memory_hits) / static_cast<double>(hifc.hits)},
                     {"cold_bytes_per_token", bytes_per_token},
                     {"roofline_ratio", nullptr}};
-    if (hifc.reads == 0) {
-      metrics["roofline_ratio"] = hifc_ms / compute_ms;
-      return metrics;
-    }
+    if (hifc.reads == 0) return metrics;
     const uint64_t read_bytes = hifc.read_bytes / hifc.reads;
     const uint32_t depth = kReadsPerWorker * bench_.config.prefetch_workers;
     HIFC_ASSIGN(const FioResult fio, fio_median(read_bytes, depth));
@@ -316,8 +318,7 @@ class DecodeBench {
   Result<FioResult> fio_median(uint64_t read_bytes, uint32_t depth) {
     std::vector<double> gbps, core_s;
     for (int i = 0; i < 3; ++i) {
-      HIFC_ASSIGN(const FioResult fio,
-                  measure_reads(*bench_.config.flash_path, read_bytes, depth));
+      HIFC_ASSIGN(const FioResult fio, measure_reads(*bench_.config.flash_path, read_bytes, depth));
       gbps.push_back(fio.gbps);
       core_s.push_back(fio.core_s_per_gb);
     }
@@ -340,7 +341,7 @@ class PrefillBench {
   Result<int> operator()() {
     const uint32_t most = *std::ranges::max_element(options_.contexts);
     HIFC_TRY(bench_.prepare(most));
-    HIFC_ASSIGN(hifc_, bench_.make_engine(options_.hot_ratios.front()));
+    HIFC_ASSIGN(hifc_, bench_.make_engine(options_.hot_ratios.front(), most));
     HIFC_ASSIGN(fa_, bench_.make_reference(ReferenceMode::kF16FlashAttention, most));
     HIFC_ASSIGN(nofa_, bench_.make_reference(ReferenceMode::kF16, most));
     BenchReport report("prefill", bench_.parameters());

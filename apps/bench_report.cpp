@@ -77,11 +77,11 @@ void BenchReport::add_row(std::string name, Json metrics, const std::vector<Targ
 }
 
 std::string BenchReport::table() const {
-  std::string text = fmt::format("{} at {}, {}\n", report_["bench"].get<std::string>(),
-                                 report_["commit"].get<std::string>(),
-                                 report_["build"].get<std::string>());
-  text += fmt::format("{}\nparameters {}\n\n", report_["machine"].dump(),
-                      report_["parameters"].dump());
+  std::string text =
+      fmt::format("{} at {}, {}\n", report_["bench"].get<std::string>(),
+                  report_["commit"].get<std::string>(), report_["build"].get<std::string>());
+  text +=
+      fmt::format("{}\nparameters {}\n\n", report_["machine"].dump(), report_["parameters"].dump());
   Table table({{"row"}, {"metric"}, {"value", Table::Align::kRight}, {"target"}});
   for (const Json& row : report_["rows"]) {
     std::string name = row["name"];

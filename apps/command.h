@@ -1,4 +1,5 @@
-// The subcommands of `hifc`: each adds itself to the command line and leaves what to do when chosen.
+// The subcommands of `hifc`: each adds itself to the command line and leaves what to do when
+// chosen.
 #pragma once
 
 #include <atomic>

@@ -1,6 +1,7 @@
-// hifc eval: quality of HiFC's output on a text, against stock llama.cpp with an F32 cache and flash
-// attention off, beside what llama.cpp's own F16-cache runs show against it (the noise floor). All
-// runs go through the text side by side, piece by piece, so memory does not grow with its length.
+// hifc eval: quality of HiFC's output on a text, against stock llama.cpp with an F32 cache and
+// flash attention off, beside what llama.cpp's own F16-cache runs show against it (the noise
+// floor). All runs go through the text side by side, piece by piece, so memory does not grow with
+// its length.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -78,10 +79,10 @@ class Eval {
 
   Result<int> operator()() {
     HIFC_TRY(prepare());
-    Progress progress({.label = "eval",
-                       .total = tokens_.size(),
-                       .style = options_.quiet ? Progress::Style::kQuiet
-                                               : Progress::Style::kAutomatic});
+    Progress progress(
+        {.label = "eval",
+         .total = tokens_.size(),
+         .style = options_.quiet ? Progress::Style::kQuiet : Progress::Style::kAutomatic});
     for (size_t at = 0; at + 1 < tokens_.size(); at += kPieceTokens) {
       HIFC_TRY(piece(at));
       progress.update(std::min(at + kPieceTokens, tokens_.size()));

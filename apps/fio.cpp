@@ -17,7 +17,9 @@ namespace {
 
 constexpr uint64_t kFileBytes = uint64_t{1} << 30;
 
-std::string fio_file(const std::string& directory) { return directory + "/hifc-fio.tmp"; }
+std::string fio_file(const std::string& directory) {
+  return directory + "/hifc-fio.tmp";
+}
 
 // Standard output of a program; no shell, so paths need no quoting.
 Result<std::string> output_of(const std::vector<std::string>& words) {
@@ -45,14 +47,14 @@ Result<std::string> output_of(const std::vector<std::string>& words) {
   waitpid(child, &status, 0);
   if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return text;
   if (WIFEXITED(status) && WEXITSTATUS(status) == 127)
-    return failure(Code::kNotFound, "fio is not installed, so there is no bandwidth to compare with");
+    return failure(Code::kNotFound,
+                   "fio is not installed, so there is no bandwidth to compare with");
   return failure(Code::kIo, fmt::format("fio failed: {}", text.substr(0, 200)));
 }
 
 }  // namespace
 
-Result<FioResult> measure_reads(const std::string& directory, uint64_t read_bytes,
-                                uint32_t depth) {
+Result<FioResult> measure_reads(const std::string& directory, uint64_t read_bytes, uint32_t depth) {
   const uint64_t size = std::max<uint64_t>(4096, read_bytes / 4096 * 4096);
   HIFC_ASSIGN(const std::string text,
               output_of({"fio", "--name=hifc", "--filename=" + fio_file(directory),
@@ -62,8 +64,7 @@ Result<FioResult> measure_reads(const std::string& directory, uint64_t read_byte
                          fmt::format("--iodepth={}", depth), "--output-format=json"}));
   const auto json = nlohmann::json::parse(text.substr(std::min(text.find('{'), text.size())),
                                           nullptr, /*allow_exceptions=*/false);
-  if (json.is_discarded() || json["jobs"].empty())
-    return failure(Code::kIo, "fio printed no JSON");
+  if (json.is_discarded() || json["jobs"].empty()) return failure(Code::kIo, "fio printed no JSON");
   const auto& job = json["jobs"][0];
   FioResult result;
   result.gbps = job["read"]["bw_bytes"].get<double>() / 1e9;

@@ -15,7 +15,7 @@ int main(int argc, char** argv) {
   app.footer("hifc COMMAND --help explains a command.");
   app.require_subcommand(0, 1);
   app.set_version_flag("--version", fmt::format("hifc {} ({})", hifc::build_info().version,
-                                               hifc::build_info().commit));
+                                                hifc::build_info().commit));
   Action chosen;
   add_run_command(app, chosen);
   add_eval_command(app, chosen);

@@ -15,11 +15,15 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-Json ratio(double part, double whole) { return whole > 0 ? Json(part / whole) : Json(nullptr); }
+Json ratio(double part, double whole) {
+  return whole > 0 ? Json(part / whole) : Json(nullptr);
+}
 
 Json tier_json(const tier::TierCounters& counters) {
-  return {{"capacity_bytes", counters.capacity_bytes}, {"peak_bytes", counters.peak_bytes},
-          {"hits", counters.hits},                     {"bytes_read", counters.bytes_read},
+  return {{"capacity_bytes", counters.capacity_bytes},
+          {"peak_bytes", counters.peak_bytes},
+          {"hits", counters.hits},
+          {"bytes_read", counters.bytes_read},
           {"bytes_written", counters.bytes_written}};
 }
 
@@ -28,12 +32,13 @@ Json flash_json(tier::Tiers& tiers, double run_ms) {
   if (!tiers.has_cold()) return nullptr;
   const flash::StoreStatistics& store = tiers.store().statistics();
   const auto bytes = [](uint64_t value) { return static_cast<double>(value); };
-  return {{"read_gbps", ratio(bytes(store.read_bytes), 1e6 * run_ms)},
-          {"write_gbps", ratio(bytes(store.written_bytes), 1e6 * run_ms)},
-          {"writes", store.writes},
-          {"mean_write_bytes", ratio(bytes(store.written_bytes), bytes(store.writes))},
-          {"write_amplification", ratio(bytes(store.written_bytes), bytes(store.payload_bytes_put))},
-          {"corrupt_blocks", store.corrupt_chunks}};
+  return {
+      {"read_gbps", ratio(bytes(store.read_bytes), 1e6 * run_ms)},
+      {"write_gbps", ratio(bytes(store.written_bytes), 1e6 * run_ms)},
+      {"writes", store.writes},
+      {"mean_write_bytes", ratio(bytes(store.written_bytes), bytes(store.writes))},
+      {"write_amplification", ratio(bytes(store.written_bytes), bytes(store.payload_bytes_put))},
+      {"corrupt_blocks", store.corrupt_chunks}};
 }
 
 Json prefetch_json(const cache::PrefetchStatistics& prefetch) {
@@ -116,10 +121,10 @@ std::string run_table(engine::Engine& engine, const RunMeasurements& run) {
                    percent(counters.hits, hits), format_size(counters.bytes_read),
                    format_size(counters.bytes_written)});
   }
-  std::string text = fmt::format(
-      "\nprompt {} of {} tokens in {:.2f} s ({:.0f} tokens/s)", run.computed_tokens,
-      run.prompt_tokens, run.prefill_ms / 1000,
-      run.prefill_ms > 0 ? 1000.0 * run.computed_tokens / run.prefill_ms : 0);
+  std::string text =
+      fmt::format("\nprompt {} of {} tokens in {:.2f} s ({:.0f} tokens/s)", run.computed_tokens,
+                  run.prompt_tokens, run.prefill_ms / 1000,
+                  run.prefill_ms > 0 ? 1000.0 * run.computed_tokens / run.prefill_ms : 0);
   text += run.ttft_ms > 0 ? fmt::format(", first token after {:.2f} s\n", run.ttft_ms / 1000)
                           : ", interrupted\n";
   const double decode_ms = mean(run.token_ms);

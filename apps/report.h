@@ -16,7 +16,7 @@ struct RunMeasurements {
   uint32_t reused_tokens = 0;
   uint32_t computed_tokens = 0;  // of the prompt; fewer than all if interrupted
   uint32_t generated_tokens = 0;
-  double ttft_ms = 0;      // prefill and the first token's sampling; 0: interrupted before
+  double ttft_ms = 0;  // prefill and the first token's sampling; 0: interrupted before
   double prefill_ms = 0;
   std::vector<double> token_ms;  // each generated token after the first
   double decode_stall_ms = 0;    // of token_ms: waiting for flash

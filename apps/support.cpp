@@ -22,7 +22,9 @@ void on_signal(int) {
 
 }  // namespace
 
-const std::atomic<bool>& interrupted() { return interrupted_flag; }
+const std::atomic<bool>& interrupted() {
+  return interrupted_flag;
+}
 
 void install_signal_handlers() {
   struct sigaction action = {};

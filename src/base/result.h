@@ -10,7 +10,8 @@
 namespace hifc {
 
 enum class Code : uint8_t {
-  kInvalid,      // the caller's or the user's value is unusable; `context` names it and what is accepted
+  kInvalid,      // the caller's or the user's value is unusable; `context` names it and what is
+                 // accepted
   kUnsupported,  // understood, but not something HiFC can do
   kNotFound,     // a file or key that had to exist does not
   kIo,           // the operating system refused; `system_errno` says why
@@ -45,15 +46,15 @@ inline std::unexpected<Error> failure(Code code, std::string context, int system
 #define HIFC_CONCAT(a, b) HIFC_CONCAT_INNER(a, b)
 
 // Returns the error of `expression` (a Result) from the enclosing function, if there is one.
-#define HIFC_TRY(expression)                                                       \
-  do {                                                                             \
-    if (auto&& hifc_try_result = (expression); !hifc_try_result)                   \
-      return std::unexpected(std::move(hifc_try_result).error());                  \
+#define HIFC_TRY(expression)                                      \
+  do {                                                            \
+    if (auto&& hifc_try_result = (expression); !hifc_try_result)  \
+      return std::unexpected(std::move(hifc_try_result).error()); \
   } while (0)
 
 // As HIFC_TRY, and binds the value to `declaration`.
-#define HIFC_ASSIGN(declaration, expression)                                       \
-  auto HIFC_CONCAT(hifc_assign_, __LINE__) = (expression);                         \
-  if (!HIFC_CONCAT(hifc_assign_, __LINE__))                                        \
+#define HIFC_ASSIGN(declaration, expression)                                        \
+  auto HIFC_CONCAT(hifc_assign_, __LINE__) = (expression);                          \
+  if (!HIFC_CONCAT(hifc_assign_, __LINE__))                                         \
     return std::unexpected(std::move(HIFC_CONCAT(hifc_assign_, __LINE__)).error()); \
   declaration = std::move(*HIFC_CONCAT(hifc_assign_, __LINE__))

@@ -96,7 +96,8 @@ struct CacheSetup {
   const std::atomic<bool>* cancelled = nullptr;
 };
 
-inline CacheSetup in_memory(const kv::ModelShape& shape, uint32_t tokens, uint32_t block_tokens = 256) {
+inline CacheSetup in_memory(const kv::ModelShape& shape, uint32_t tokens,
+                            uint32_t block_tokens = 256) {
   return {.block_tokens = block_tokens,
           .warm_frames = (tokens + block_tokens - 1) / block_tokens * shape.layers};
 }
@@ -128,9 +129,8 @@ class Session {
     if (setup_.flash)
       options.flash = flash::StoreOptions{.directory = directory_.file("store"),
                                           .capacity_bytes = setup_.flash_bytes};
-    HIFC_ASSIGN(tiers, setup_.own_ring != nullptr
-                           ? tier::Tiers::create(options, *setup_.own_ring)
-                           : tier::Tiers::create(options));
+    HIFC_ASSIGN(tiers, setup_.own_ring != nullptr ? tier::Tiers::create(options, *setup_.own_ring)
+                                                  : tier::Tiers::create(options));
     HIFC_ASSIGN(const kernels::Kernels* kernels, kernels::select_kernels());
     HIFC_ASSIGN(cache, KvCache::create({.shape = inputs_.shape,
                                         .block_tokens = setup_.block_tokens,
@@ -170,7 +170,8 @@ class Session {
   // The next tokens up to `until`, whatever is lost on the way.
   Result<void> advance(uint32_t until, uint32_t chunk, uint32_t recoveries_max = 200) {
     while (cache->length() < until) {
-      auto outcome = next(std::min(chunk - cache->length() % chunk, until - cache->length()), chunk);
+      auto outcome =
+          next(std::min(chunk - cache->length() % chunk, until - cache->length()), chunk);
       if (outcome) continue;
       if (outcome.error().code != Code::kCorrupt || recoveries_max-- == 0) return outcome;
     }
@@ -206,8 +207,7 @@ class Session {
     uint64_t hits = 0;
     for (const auto tier : {tier::Tier::kHot, tier::Tier::kWarm, tier::Tier::kCold})
       hits += tiers->counters(tier).hits;
-    return static_cast<double>(tiers->counters(tier::Tier::kCold).hits) /
-           static_cast<double>(hits);
+    return static_cast<double>(tiers->counters(tier::Tier::kCold).hits) / static_cast<double>(hits);
   }
 
   const kv::BlockLayout& layout() const { return layout_; }
@@ -217,7 +217,9 @@ class Session {
 
  private:
   Result<void> next(uint32_t count, uint32_t chunk) {
-    while (const auto group = cache->first_lost_group()) HIFC_TRY(recompute(*group, chunk));
+    // Not token by token: every step of a recomputation reads everything before it again.
+    while (const auto group = cache->first_lost_group())
+      HIFC_TRY(recompute(*group, std::max(chunk, 64u)));
     return step(cache->length(), count);
   }
 
@@ -274,9 +276,8 @@ inline ::testing::AssertionResult same_bits(const Inputs& inputs, const Outputs&
     for (uint32_t position = 0; position < tokens; ++position) {
       const size_t at = inputs.out_offset(layer, position);
       if (std::memcmp(&expected[at], &got[at], inputs.q_row() * sizeof(float)) != 0)
-        return ::testing::AssertionFailure()
-               << "layer " << layer << " position " << position << ": " << expected[at]
-               << " became " << got[at];
+        return ::testing::AssertionFailure() << "layer " << layer << " position " << position
+                                             << ": " << expected[at] << " became " << got[at];
     }
   return ::testing::AssertionSuccess();
 }

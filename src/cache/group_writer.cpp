@@ -15,10 +15,7 @@ constexpr uint32_t kFailuresMax = 3;
 
 GroupWriter::GroupWriter(tier::Tiers& tiers, Sequence& sequence, Residency& residency,
                          const kv::BlockHeader& header)
-    : tiers_(tiers),
-      sequence_(sequence),
-      residency_(residency),
-      header_(header) {}
+    : tiers_(tiers), sequence_(sequence), residency_(residency), header_(header) {}
 
 void GroupWriter::seal(uint32_t index) {
   Group& group = sequence_.groups[index];
@@ -33,8 +30,8 @@ void GroupWriter::seal(uint32_t index) {
   const kv::GroupKey previous = index == 0
                                     ? kv::root_key(header.model_fingerprint, header.block_tokens)
                                     : sequence_.groups[index - 1].key;
-  const auto tokens = std::span(sequence_.tokens)
-                          .subspan(size_t{index} * header.block_tokens, header.block_tokens);
+  const auto tokens =
+      std::span(sequence_.tokens).subspan(size_t{index} * header.block_tokens, header.block_tokens);
   group.key = kv::next_key(previous, tokens);
   group.stage = Group::Stage::kFull;
 }
@@ -84,11 +81,11 @@ void GroupWriter::write(uint32_t count) {
   }
   queue_.erase(queue_.begin(), queue_.begin() + count);
   ++in_flight_;
-  auto accepted = tiers_.store_groups(
-      std::move(values), [this, batch](Result<std::vector<flash::Handle>> outcome) {
-        --in_flight_;
-        finish(batch, std::move(outcome));
-      });
+  auto accepted = tiers_.store_groups(std::move(values),
+                                      [this, batch](Result<std::vector<flash::Handle>> outcome) {
+                                        --in_flight_;
+                                        finish(batch, std::move(outcome));
+                                      });
   if (accepted) return;
   --in_flight_;
   fail(batch, std::move(accepted).error());

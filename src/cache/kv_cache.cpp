@@ -50,9 +50,8 @@ Result<std::unique_ptr<KvCache>> KvCache::create(CacheOptions options, tier::Tie
                                                  Parallel& parallel, const Clock& clock) {
   const uint32_t tokens = options.block_tokens;
   if (tokens != 64 && tokens != 128 && (tokens == 0 || tokens % kSplitTokens != 0))
-    return failure(Code::kInvalid,
-                   fmt::format("block_tokens {} is not 64, 128 or a multiple of {}", tokens,
-                               kSplitTokens));
+    return failure(Code::kInvalid, fmt::format("block_tokens {} is not 64, 128 or a multiple of {}",
+                                               tokens, kSplitTokens));
   HIFC_ASSIGN(const kv::BlockLayout layout, kv::BlockLayout::make(options.shape, tokens));
   HIFC_CHECK(tiers.block_bytes() == layout.block_bytes());
   const uint32_t frames = frames_min(options.shape, tokens);
@@ -79,7 +78,9 @@ KvCache::KvCache(CacheOptions options, kv::BlockLayout layout, tier::Tiers& tier
       writer_(tiers_, sequence_, residency_, header_for(options_)),
       attention_(kernels, options_.shape, parallel) {}
 
-KvCache::~KvCache() { truncate(0); }
+KvCache::~KvCache() {
+  truncate(0);
+}
 
 uint32_t KvCache::groups_per_unit() const {
   return std::max(1u, kSplitTokens / layout_.block_tokens());
@@ -101,12 +102,10 @@ void KvCache::begin_step(uint32_t position, std::span<const int32_t> tokens) {
   step_.recompute = position < length();
   if (step_.recompute) {
     drop_read_ahead();
+    drop_lost();
     Group& group = sequence_.groups[group_of(position)];
     HIFC_CHECK(group_of(position) == group_of(step_.end() - 1));
-    if (group.stage == Group::Stage::kLost) {
-      ++statistics_.lost_groups;
-      lose(group_of(position));
-    }
+    if (group.stage == Group::Stage::kLost) ++statistics_.lost_groups;
     group.stage = Group::Stage::kOpen;
   } else {
     HIFC_CHECK(position == length());
@@ -166,8 +165,10 @@ Error KvCache::out_of_frames() const {
   if (writer_.error()) return *writer_.error();
   return {.code = Code::kFull,
           .context = fmt::format("{} tokens of KV do not fit in hot_cache_size + warm_cache_size "
-                                 "({} blocks) and there is no flash tier (flash_path)",
-                                 step_.end(), tiers_.frames())};
+                                 "({} blocks){}",
+                                 step_.end(), tiers_.frames(),
+                                 tiers_.has_cold() ? " while flash takes none of it"
+                                                   : " and there is no flash tier (flash_path)")};
 }
 
 Result<void> KvCache::append(const LayerInput& input) {
@@ -212,8 +213,8 @@ Result<void> KvCache::stream(const LayerInput& input) {
   const uint32_t first_split = this->first_split(layer);
   const uint32_t last_split = (step_.end() - 1) / kSplitTokens + 1;
   std::vector<uint32_t> pending;
-  for (uint32_t unit = first_split / splits_per_unit();
-       unit * splits_per_unit() < last_split; ++unit)
+  for (uint32_t unit = first_split / splits_per_unit(); unit * splits_per_unit() < last_split;
+       ++unit)
     pending.push_back(unit);
   prefetcher_.begin_layer(layer);
   attention_.begin(input, step_.position, static_cast<uint32_t>(step_.tokens.size()), first_split,
@@ -245,8 +246,8 @@ void KvCache::for_each_block(uint32_t layer, std::span<const uint32_t> units, Vi
 }
 
 bool KvCache::ready(uint32_t layer, uint32_t unit) const {
-  const uint32_t first = std::max(placement_.first_visible_group(layer, step_.position),
-                                  unit * groups_per_unit());
+  const uint32_t first =
+      std::max(placement_.first_visible_group(layer, step_.position), unit * groups_per_unit());
   const uint32_t last = std::min(groups_end(), (unit + 1) * groups_per_unit());
   for (uint32_t g = first; g < last; ++g) {
     const Block::State state = sequence_.groups[g].blocks[layer].state;
@@ -283,13 +284,27 @@ Result<void> KvCache::wait_for_reads(uint32_t layer, std::span<const uint32_t> p
       if (ready(layer, pending.front())) break;
       // Nothing moves: give frames to reads that were kept for blocks to be filled.
       residency_.expect_open(0);
-      if (!writer_.push() && prefetcher_.pump() == 0) outcome = std::unexpected(out_of_frames());
+      if (!writer_.push() && !force_read(layer, pending.front()))
+        outcome = std::unexpected(out_of_frames());
     }
     prefetcher_.pump();
     if (outcome) outcome = check_lost(layer);
   }
   statistics_.stall_ns += clock_.now_ns() - start_ns;
   return outcome;
+}
+
+// The last resort: the unit's missing blocks are read at the cost of what is stored besides them.
+bool KvCache::force_read(uint32_t layer, uint32_t unit) {
+  const uint32_t first =
+      std::max(placement_.first_visible_group(layer, step_.position), unit * groups_per_unit());
+  const uint32_t last = std::min(groups_end(), (unit + 1) * groups_per_unit());
+  uint32_t missing = 0;
+  for (uint32_t g = first; g < last; ++g)
+    missing += sequence_.groups[g].blocks[layer].state == Block::State::kAbsent ? 1 : 0;
+  residency_.make_room(missing, layer, first, last);
+  prefetcher_.rewind(first);
+  return prefetcher_.pump() > 0;
 }
 
 Result<void> KvCache::check_lost(uint32_t layer) const {
@@ -319,9 +334,8 @@ Result<void> KvCache::verify(uint32_t layer, std::span<const uint32_t> units) {
   });
   if (groups.empty()) return {};
   std::vector<uint8_t> good(groups.size());
-  parallel_.run(static_cast<uint32_t>(groups.size()), [&](uint32_t i, uint32_t) {
-    good[i] = verify_block(layer, groups[i]);
-  });
+  parallel_.run(static_cast<uint32_t>(groups.size()),
+                [&](uint32_t i, uint32_t) { good[i] = verify_block(layer, groups[i]); });
   for (size_t i = 0; i < groups.size(); ++i) {
     if (good[i] != 0) continue;
     tiers_.store().quarantine(sequence_.groups[groups[i]].handle);
@@ -347,8 +361,10 @@ void KvCache::compute(uint32_t layer, std::span<const uint32_t> units) {
       if (group < first_group || group >= groups_end()) continue;
       const std::byte* base = tiers_.data(sequence_.groups[group].blocks[layer].frame);
       const uint32_t in_block = page % layout_.pages();
-      pages.k[i] = reinterpret_cast<const uint16_t*>(base + layout_.k_page_offset(in_block, kv_head));
-      pages.v[i] = reinterpret_cast<const uint16_t*>(base + layout_.v_page_offset(in_block, kv_head));
+      pages.k[i] =
+          reinterpret_cast<const uint16_t*>(base + layout_.k_page_offset(in_block, kv_head));
+      pages.v[i] =
+          reinterpret_cast<const uint16_t*>(base + layout_.v_page_offset(in_block, kv_head));
     }
     return pages;
   });
@@ -357,8 +373,7 @@ void KvCache::compute(uint32_t layer, std::span<const uint32_t> units) {
 void KvCache::release(uint32_t layer, std::span<const uint32_t> units) {
   for_each_block(layer, units, [&](uint32_t g, const Block& block) {
     const bool cold = block.state == Block::State::kStaged;
-    tiers_.count_hit(cold ? tier::Tier::kCold : tiers_.tier_of(block.frame),
-                     layout_.block_bytes());
+    tiers_.count_hit(cold ? tier::Tier::kCold : tiers_.tier_of(block.frame), layout_.block_bytes());
     residency_.used(g, layer);
   });
 }
@@ -399,9 +414,13 @@ void KvCache::abort_step() {
       sequence_.groups.pop_back();
     }
   }
-  for (uint32_t g = 0; g < sequence_.groups.size(); ++g) {
+  drop_lost();
+}
+
+// What else is in memory of lost groups: nothing would evict it.
+void KvCache::drop_lost() {
+  for (uint32_t g = 0; g < sequence_.groups.size(); ++g)
     if (sequence_.groups[g].stage == Group::Stage::kLost) lose(g);
-  }
 }
 
 std::optional<uint32_t> KvCache::first_lost_group() const {
@@ -410,7 +429,9 @@ std::optional<uint32_t> KvCache::first_lost_group() const {
   return std::nullopt;
 }
 
-Result<void> KvCache::flush() { return writer_.flush(); }
+Result<void> KvCache::flush() {
+  return writer_.flush();
+}
 
 void KvCache::truncate(uint32_t length) {
   HIFC_CHECK(length % block_tokens() == 0);

@@ -75,7 +75,8 @@ class KvCache {
   uint32_t block_tokens() const { return layout_.block_tokens(); }
 
   // The step computes `tokens` at [position, position + tokens): either the next ones (position ==
-  // length()), or tokens of the first lost group in order.
+  // length(), and there is no first_lost_group(): ask before each step, since reading ahead may
+  // lose a group between steps), or tokens of the first lost group in order.
   void begin_step(uint32_t position, std::span<const int32_t> tokens);
   Result<void> attend(const LayerInput& input);
   void end_step();
@@ -119,6 +120,7 @@ class KvCache {
   bool ready(uint32_t layer, uint32_t unit) const;
   bool worth_computing(uint32_t layer, std::span<const uint32_t> pending) const;
   Result<void> wait_for_reads(uint32_t layer, std::span<const uint32_t> pending);
+  bool force_read(uint32_t layer, uint32_t unit);
   Result<void> check_lost(uint32_t layer) const;
   Result<void> verify(uint32_t layer, std::span<const uint32_t> units);
   bool verify_block(uint32_t layer, uint32_t group) const;
@@ -129,6 +131,7 @@ class KvCache {
   Error out_of_frames() const;
   void lose(uint32_t group);
   void drop_read_ahead();
+  void drop_lost();
 
   CacheOptions options_;
   kv::BlockLayout layout_;

@@ -64,23 +64,27 @@ class KvCacheFault : public ::testing::Test {
 
 TEST_F(KvCacheFault, AFlippedByteIsFoundAndItsGroupComputedAgain) {
   const kv::BlockLayout layout = kv::BlockLayout::make(in_.shape, 64).value();
+  Session session(in_, streaming());
+  start(session);
+  uint64_t damaged = 0;
   for (const uint32_t layer : {0u, 2u, 3u})
     for (const size_t offset : {size_t{5}, size_t{4000}, layout.k_offset() + 100,
                                 layout.v_offset() + 7, layout.block_bytes() - 1}) {
       SCOPED_TRACE(fmt::format("layer {}, byte {}", layer, offset));
-      Session session(in_, streaming());
-      start(session);
-      ASSERT_TRUE(session.damage(4, layer, offset));
+      const uint32_t group = 4 + damaged++ % 5;
+      ASSERT_TRUE(session.damage(group, layer, offset));
       expect_corrupt(session);
-      ASSERT_EQ(session.cache->first_lost_group(), 4u);
-      ASSERT_TRUE(session.recompute(4, 64));
+      ASSERT_EQ(session.cache->first_lost_group(), group);
+      ASSERT_TRUE(session.recompute(group, 64));
       EXPECT_EQ(session.cache->first_lost_group(), std::nullopt);
-      ASSERT_TRUE(session.step(kStored + 5, 1));
-      EXPECT_EQ(session.cache->statistics().lost_groups, 1u);
-      EXPECT_EQ(session.tiers->store().statistics().corrupt_chunks, 1u);
-      EXPECT_EQ(session.tiers->store().statistics().quarantined_values, 1u);
-      expect_good(session);
+      ASSERT_TRUE(session.cache->flush());
+      ASSERT_TRUE(session.step(session.cache->length(), 1));
+      EXPECT_EQ(session.cache->statistics().lost_groups, damaged);
+      EXPECT_EQ(session.tiers->store().statistics().corrupt_chunks, damaged);
+      EXPECT_EQ(session.tiers->store().statistics().quarantined_values, damaged);
     }
+  EXPECT_EQ(session.cache->length(), kLength);
+  expect_good(session);
 }
 
 TEST_F(KvCacheFault, TheLostGroupIsWrittenAgainAndReadFromThere) {
@@ -148,22 +152,28 @@ TEST_F(KvCacheFault, ATruncatedSegmentIsComputedAgain) {
 }
 
 TEST_F(KvCacheFault, AReadErrorInAnyReadOfAStepIsRecoveredFrom) {
+  SimRing ring({});
+  CacheSetup setup = streaming();
+  setup.own_ring = &ring;
+  Session session(in_, setup);
+  start(session);
+  uint64_t faults = 0;
   for (const Fault fault : {Fault::kIoError, Fault::kShortRead, Fault::kBitFlip})
     for (int failing = 0; failing < 12; failing += 3) {
       SCOPED_TRACE(fmt::format("fault {} in read {}", static_cast<int>(fault), failing));
-      SimRing ring({});
-      CacheSetup setup = streaming();
-      setup.own_ring = &ring;
-      Session session(in_, setup);
-      start(session);
       int read = 0;
       ring.set_plan({.choose = [&](const io::Request& request) {
         return request.operation == Operation::kRead && read++ == failing ? fault : Fault::kNone;
       }});
       expect_corrupt(session);
-      EXPECT_EQ(ring.injected(fault), 1u);
-      expect_good(session);
+      EXPECT_EQ(ring.injected(Fault::kIoError) + ring.injected(Fault::kShortRead) +
+                    ring.injected(Fault::kBitFlip),
+                ++faults);
+      ring.set_plan({});
+      ASSERT_TRUE(session.advance(session.cache->length() + 1, 1));
+      ASSERT_TRUE(session.cache->flush());
     }
+  expect_good(session);
 }
 
 // A read of layer 0 for the next step fails while the last layer is computed. Where the last layer
@@ -173,6 +183,7 @@ TEST_F(KvCacheFault, DamageFoundOnlyByReadingAheadIsReported) {
     SCOPED_TRACE(window);
     const Inputs in(shape_with(window), kLength, 22);
     const Outputs expected = undamaged(in);
+    bool armed = false;
     SimRing ring({});
     CacheSetup setup = minimum(in.shape, 64, 64);
     setup.warm_frames += 8;
@@ -180,7 +191,6 @@ TEST_F(KvCacheFault, DamageFoundOnlyByReadingAheadIsReported) {
     setup.own_ring = &ring;
     Session session(in, setup);
     start(session);
-    bool armed = false;
     ring.set_plan({.choose = [&](const io::Request& request) {
       const bool fails = armed && request.operation == Operation::kRead;
       armed = armed && !fails;
@@ -210,11 +220,11 @@ TEST_F(KvCacheFault, DamageFoundOnlyByReadingAheadIsReported) {
 TEST_F(KvCacheFault, AFailedWriteIsTriedAgain) {
   for (const Fault fault : {Fault::kNoSpace, Fault::kIoError}) {
     SCOPED_TRACE(static_cast<int>(fault));
+    int write = 0;
     SimRing ring({});
     CacheSetup setup = streaming();
     setup.own_ring = &ring;
     Session session(in_, setup);
-    int write = 0;
     ring.set_plan({.choose = [&](const io::Request& request) {
       return request.operation == Operation::kWrite && write++ % 3 != 2 ? fault : Fault::kNone;
     }});
@@ -227,11 +237,11 @@ TEST_F(KvCacheFault, AFailedWriteIsTriedAgain) {
 }
 
 TEST_F(KvCacheFault, ATornWriteIsFoundWhenItIsRead) {
+  int write = 0;
   SimRing ring({});
   CacheSetup setup = streaming();
   setup.own_ring = &ring;
   Session session(in_, setup);
-  int write = 0;
   ring.set_plan({.choose = [&](const io::Request& request) {
     return request.operation == Operation::kWrite && write++ == 1 ? Fault::kTornWrite
                                                                   : Fault::kNone;

@@ -1,6 +1,6 @@
 // KvCache without faults. The cache's promise is that where blocks are, how the tokens are cut into
-// steps and how many threads work never shows: outputs are compared bit by bit with those of a cache
-// that holds everything in memory, and those with attention in double precision.
+// steps and how many threads work never shows: outputs are compared bit by bit with those of a
+// cache that holds everything in memory, and those with attention in double precision.
 #include "cache/kv_cache.h"
 
 #include <gtest/gtest.h>
@@ -58,9 +58,10 @@ void expect_close_to_reference(const Inputs& in, const Outputs& outputs) {
 
 void expect_same(const Inputs& in, const Outputs& expected, const CacheSetup& setup, uint32_t until,
                  uint32_t chunk) {
-  SCOPED_TRACE(fmt::format("block_tokens {}, {} frames, flash {}, backend {}, {} threads, chunks {}",
-                           setup.block_tokens, setup.hot_frames + setup.warm_frames, setup.flash,
-                           static_cast<int>(setup.ring.backend), setup.threads, chunk));
+  SCOPED_TRACE(
+      fmt::format("block_tokens {}, {} frames, flash {}, backend {}, {} threads, chunks {}",
+                  setup.block_tokens, setup.hot_frames + setup.warm_frames, setup.flash,
+                  static_cast<int>(setup.ring.backend), setup.threads, chunk));
   Session session(in, setup);
   const auto opened = session.open();
   ASSERT_TRUE(opened) << opened.error().message();
@@ -90,8 +91,8 @@ void expect_same_everywhere(kv::ModelShape shape, float softcap = 0.0f) {
     for (const uint32_t chunk : {1u, 37u, 64u, 200u, 256u}) {
       const uint32_t until = length_for(block_tokens);
       CacheSetup setup = minimum(in.shape, block_tokens, chunk);
-      setup.ring.backend = turn % 2 == 0 ? io::RingOptions::Backend::kAutomatic
-                                         : io::RingOptions::Backend::kThreads;
+      setup.ring.backend =
+          turn % 2 == 0 ? io::RingOptions::Backend::kAutomatic : io::RingOptions::Backend::kThreads;
       setup.threads = 1 + turn % 3;
       setup.prefetch.window_layers = turn % 4;
       expect_same(in, expected, setup, until, chunk);
@@ -118,11 +119,11 @@ TEST(KvCache, GivesTheSameBitsWithGroupedQueriesAndWindows) {
 }
 
 TEST(KvCache, GivesTheSameBitsWithSoftcap) {
-  expect_same_everywhere({.layers = 6,
+  expect_same_everywhere({.layers = 5,
                           .query_heads = 4,
                           .kv_heads = 1,
                           .head_dim = 128,
-                          .window = {200, 0, 200, 200, 0, 200}},
+                          .window = {200, 0, 200, 0, 200}},
                          3.0f);
 }
 
@@ -191,27 +192,10 @@ TEST(KvCache, HitsItsShareInDecodeAndReadsNeighboursTogether) {
   EXPECT_EQ(session.cache->statistics().prefetch.read_errors, 0u);
 }
 
-TEST(KvCache, ReadsNeighboursTogetherInTheMinimumOfMemory) {
-  const Inputs in(kPlain, 32 * 64 + 8, 3);
-  Session session(in, minimum(kPlain, 64, 64));
-  ASSERT_TRUE(session.open());
-  ASSERT_TRUE(session.advance(32 * 64, 64));
-  ASSERT_TRUE(session.cache->flush());
-  const flash::StoreStatistics before = session.tiers->store().statistics();
-  ASSERT_TRUE(session.advance(in.length, 1));
-  const flash::StoreStatistics after = session.tiers->store().statistics();
-  ASSERT_GT(after.reads, before.reads);
-  // Batches are small here, so this is how many of the blocks in memory a read brings at least.
-  RecordProperty("mean_read_bytes", std::to_string((after.read_bytes - before.read_bytes) /
-                                                   (after.reads - before.reads)));
-}
-
 TEST(KvCache, WritesFourMebibytesAtATime) {
   const Inputs in(kPlain, 64 * 64, 3);
-  Session session(in, {.block_tokens = 64,
-                       .hot_frames = 40 * 6,
-                       .warm_frames = 20 * 6,
-                       .flash = true});
+  Session session(in,
+                  {.block_tokens = 64, .hot_frames = 40 * 6, .warm_frames = 20 * 6, .flash = true});
   ASSERT_TRUE(session.open());
   ASSERT_TRUE(session.advance(in.length, 256));
   const flash::StoreStatistics statistics = session.tiers->store().statistics();

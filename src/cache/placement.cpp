@@ -37,8 +37,8 @@ void Placement::plan(const PlacementInput& input) {
   for (uint32_t layer = 0; layer < shape_.layers; ++layer)
     if (shape_.window[layer] != 0) window_need += window_blocks(layer, groups);
   const uint32_t need = window_need + groups * full_layers_;
-  // Where every block of every group has a frame there is nothing to evict; with windows, the blocks
-  // that left the window go, and only the groups being filled come on top of what is needed.
+  // Where every block of every group has a frame there is nothing to evict; with windows, the
+  // blocks that left the window go, and only the groups being filled come on top of what is needed.
   if (need + input.open_frames <= input.frames || groups * shape_.layers <= input.frames) {
     pinned_groups_ = groups, pinned_remainder_ = 0, window_pinned_ = true, staging_frames_ = 0;
     return;

@@ -15,11 +15,11 @@
 namespace hifc::cache {
 
 struct PlacementInput {
-  uint32_t frames = 0;         // memory frames in all
-  uint32_t open_frames = 0;    // kept for groups being filled or written
-  uint32_t staging_min = 0;    // frames without which streaming cannot go on
+  uint32_t frames = 0;       // memory frames in all
+  uint32_t open_frames = 0;  // kept for groups being filled or written
+  uint32_t staging_min = 0;  // frames without which streaming cannot go on
   uint32_t prefetch_layers = 1;
-  uint32_t length = 0;         // tokens once the step is done
+  uint32_t length = 0;  // tokens once the step is done
 };
 
 class Placement {

@@ -38,8 +38,8 @@ TEST(Placement, PinsTheSameShareOfEveryLayer) {
                   .length = kGroups * 256});
   EXPECT_GE(placement.staging_frames(), 2u);
   for (uint32_t layer = 0; layer < kLayers; ++layer)
-    EXPECT_NEAR(static_cast<double>(wanted_groups(placement, layer, kGroups).size()),
-                0.6 * kGroups, 1.0)
+    EXPECT_NEAR(static_cast<double>(wanted_groups(placement, layer, kGroups).size()), 0.6 * kGroups,
+                1.0)
         << "layer " << layer;
 }
 
@@ -57,8 +57,8 @@ TEST(Placement, WindowLayersKeepExactlyTheBlocksInTheWindow) {
   for (const uint32_t length : {1u, 63u, 64u, 65u, 640u, 700u, 1000u, 1063u, 1064u, 1065u}) {
     SCOPED_TRACE("length " + std::to_string(length));
     const uint32_t groups = (length + 63) / 64;
-    placement.plan({.frames = 2 * groups + 45, .open_frames = 14, .staging_min = 8,
-                    .length = length});
+    placement.plan(
+        {.frames = 2 * groups + 45, .open_frames = 14, .staging_min = 8, .length = length});
     for (uint32_t layer = 0; layer < window.size(); ++layer) {
       if (window[layer] == 0) continue;
       // The last query sees positions [length - window, length).

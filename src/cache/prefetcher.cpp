@@ -29,10 +29,8 @@ void Prefetcher::begin_layer(uint32_t layer) {
     const Block& block = sequence_.groups[g].blocks[layer];
     const bool staged = block.state == Block::State::kStaged;
     statistics_.blocks_on_time += staged ? 1 : 0;
-    statistics_.blocks_wanted += staged || block.state == Block::State::kLoading ||
-                                         fetchable(layer, g)
-                                     ? 1
-                                     : 0;
+    statistics_.blocks_wanted +=
+        staged || block.state == Block::State::kLoading || fetchable(layer, g) ? 1 : 0;
   }
 }
 
@@ -92,7 +90,7 @@ void Prefetcher::finish(uint32_t layer, const std::vector<uint32_t>& run,
   if (!outcome) {
     ++statistics_.read_errors;
     log_warn("reading layer {} of groups {}-{} failed: {}", layer, run.front(), run.back(),
-              outcome.error().message());
+             outcome.error().message());
   }
   for (const uint32_t g : run) {
     Group& group = sequence_.groups[g];
@@ -105,9 +103,8 @@ void Prefetcher::finish(uint32_t layer, const std::vector<uint32_t>& run,
 
 uint32_t Prefetcher::pump() {
   if (!tiers_.has_cold()) return 0;
-  const auto layers = static_cast<uint32_t>(sequence_.groups.empty()
-                                                ? 0
-                                                : sequence_.groups.front().blocks.size());
+  const auto layers =
+      static_cast<uint32_t>(sequence_.groups.empty() ? 0 : sequence_.groups.front().blocks.size());
   if (layers == 0) return 0;
   const uint32_t ahead_max = std::min(options_.window_layers, layers - 1);
   uint32_t issued = 0;

@@ -16,7 +16,7 @@
 namespace hifc::cache {
 
 struct PrefetchOptions {
-  uint32_t window_layers = 2;       // how many layers beyond the running one are read ahead
+  uint32_t window_layers = 2;  // how many layers beyond the running one are read ahead
   uint32_t reads_in_flight = 8;
   uint64_t run_bytes_max = 1u << 20;  // neighbouring blocks are read together up to this
 };
@@ -30,14 +30,17 @@ struct PrefetchStatistics {
 
 class Prefetcher {
  public:
-  Prefetcher(PrefetchOptions options, tier::Tiers& tiers, Sequence& sequence,
-             Residency& residency, const Placement& placement);
+  Prefetcher(PrefetchOptions options, tier::Tiers& tiers, Sequence& sequence, Residency& residency,
+             const Placement& placement);
 
-  // The step reads groups [0, groups_end) of each layer for queries at [position, position_end); the
-  // next one is expected to go on from there.
+  // The step reads groups [0, groups_end) of each layer for queries at [position, position_end);
+  // the next one is expected to go on from there.
   void begin_step(uint32_t position, uint32_t position_end, uint32_t groups_end);
   // `layer` is about to be computed: it comes before everything read ahead.
   void begin_layer(uint32_t layer);
+
+  // Goes back to `group` of the running layer: blocks may have been evicted behind the read-ahead.
+  void rewind(uint32_t group) { cursor_ = {.ahead = 0, .group = group}; }
 
   // Issues reads while there is room for them. Returns how many it issued.
   uint32_t pump();

@@ -9,7 +9,7 @@ namespace hifc::cache {
 bool Residency::open(Block& block) {
   HIFC_CHECK(block.state == Block::State::kAbsent);
   std::optional<tier::FrameId> frame = tiers_.acquire(tier::Tier::kWarm);
-  if (!frame && evict_one()) frame = tiers_.acquire(tier::Tier::kWarm);
+  if (!frame && evict_one({})) frame = tiers_.acquire(tier::Tier::kWarm);
   if (!frame) return false;
   // Attention multiplies tokens it must not see by zero, so stale NaNs must not be there.
   std::memset(tiers_.data(*frame), 0, tiers_.block_bytes());
@@ -83,17 +83,23 @@ void Residency::drop_staged() {
       if (block.state == Block::State::kStaged) drop(block);
 }
 
-bool Residency::evict_one() {
+void Residency::make_room(uint32_t frames, uint32_t layer, uint32_t first, uint32_t last) {
+  const Kept kept{.layer = layer, .first_group = first, .last_group = last};
+  while (tiers_.free_frames() < frames && evict_one(kept)) continue;
+}
+
+bool Residency::evict_one(Kept kept) {
   // The latest stored groups are wanted least (placement.h); read-ahead goes only after them.
   for (const Block::State state : {Block::State::kResident, Block::State::kStaged})
     for (size_t g = sequence_.groups.size(); g-- > 0;) {
       Group& group = sequence_.groups[g];
       if (group.stage != Group::Stage::kStored) continue;
-      for (size_t layer = group.blocks.size(); layer-- > 0;)
-        if (group.blocks[layer].state == state) {
-          drop(group.blocks[layer]);
-          return true;
-        }
+      const bool in_kept = g >= kept.first_group && g < kept.last_group;
+      for (size_t layer = group.blocks.size(); layer-- > 0;) {
+        if (group.blocks[layer].state != state || (in_kept && layer == kept.layer)) continue;
+        drop(group.blocks[layer]);
+        return true;
+      }
     }
   return false;
 }

@@ -42,11 +42,17 @@ class Residency {
 
   // Frees every stored block that the placement no longer wants.
   void trim();
+  // Frees up to `frames` frames for groups [first, last) of one layer, at the cost of any other
+  // stored block; nothing may be in flight.
+  void make_room(uint32_t frames, uint32_t layer, uint32_t first, uint32_t last);
   // Frees blocks that were read ahead; none may be in flight.
   void drop_staged();
 
  private:
-  bool evict_one();
+  struct Kept {  // blocks not to evict
+    uint32_t layer = 0, first_group = 0, last_group = 0;
+  };
+  bool evict_one(Kept kept);
 
   tier::Tiers& tiers_;
   Sequence& sequence_;

@@ -77,7 +77,9 @@ kernels::Partials TieredAttention::split_partials(uint32_t split, uint32_t kv_he
   return {.max = base, .sum = base + rows_, .o = base + 2 * size_t{rows_}};
 }
 
-uint32_t TieredAttention::tiles() const { return (rows_ + kTileRows - 1) / kTileRows; }
+uint32_t TieredAttention::tiles() const {
+  return (rows_ + kTileRows - 1) / kTileRows;
+}
 
 void TieredAttention::begin(const LayerInput& input, uint32_t position, uint32_t tokens,
                             uint32_t first_split, uint32_t last_split) {
@@ -113,7 +115,9 @@ void TieredAttention::pack_rows(uint32_t kv_head, uint32_t first, uint32_t count
 void TieredAttention::row_ranges(uint32_t split, uint32_t first, uint32_t count, uint32_t* begin,
                                  uint32_t* end) const {
   const uint32_t origin = split * kSplitTokens;
-  const auto within = [&](uint32_t at) { return std::clamp(at, origin, origin + kSplitTokens) - origin; };
+  const auto within = [&](uint32_t at) {
+    return std::clamp(at, origin, origin + kSplitTokens) - origin;
+  };
   for (uint32_t i = 0; i < count; ++i) {
     const uint32_t after = position_ + (first + i) / group_size_ + 1;
     begin[i] = within(window_ != 0 && after > window_ ? after - window_ : 0);
@@ -163,11 +167,10 @@ void TieredAttention::compute_many(std::span<const uint32_t> splits, PageSource 
     for (const uint32_t split : splits) {
       if (!split_visible(split, first, count)) continue;
       row_ranges(split, first, count, scratch.begin, scratch.end);
-      const kernels::QueryRows rows{
-          .count = count,
-          .q = q_.data() + (size_t{h} * rows_ + first) * shape_.head_dim,
-          .begin = scratch.begin,
-          .end = scratch.end};
+      const kernels::QueryRows rows{.count = count,
+                                    .q = q_.data() + (size_t{h} * rows_ + first) * shape_.head_dim,
+                                    .begin = scratch.begin,
+                                    .end = scratch.end};
       kernels_.attend_split(head_, pages(split, h), rows, scratch.kernel,
                             empty ? into : scratch.partials);
       if (!empty) kernels_.merge(shape_.head_dim, count, into, scratch.partials);
@@ -195,8 +198,8 @@ void TieredAttention::write_out(uint32_t kv_head, uint32_t first, uint32_t count
       from = split_partials(first_split_, kv_head);
       from = {from.max + row, from.sum + row, from.o + size_t{row} * shape_.head_dim};
     }
-    float* out = input_.out + (size_t{token} * shape_.query_heads + kv_head * group_size_) *
-                                  shape_.head_dim;
+    float* out =
+        input_.out + (size_t{token} * shape_.query_heads + kv_head * group_size_) * shape_.head_dim;
     kernels_.finish(shape_.head_dim, group_size_, from, out, shape_.head_dim);
   }
 }
@@ -217,8 +220,7 @@ void TieredAttention::finish() {
   constexpr uint32_t kTokens = 32;
   parallel_.run((tokens_ + kTokens - 1) / kTokens, [&](uint32_t task, uint32_t) {
     const uint32_t first = task * kTokens;
-    for (uint32_t h = 0; h < kv_heads; ++h)
-      write_out(h, first, std::min(kTokens, tokens_ - first));
+    for (uint32_t h = 0; h < kv_heads; ++h) write_out(h, first, std::min(kTokens, tokens_ - first));
   });
 }
 

@@ -37,8 +37,7 @@ struct LayerInput {
 
 class TieredAttention {
  public:
-  TieredAttention(const kernels::Kernels& kernels, const kv::ModelShape& shape,
-                  Parallel& parallel);
+  TieredAttention(const kernels::Kernels& kernels, const kv::ModelShape& shape, Parallel& parallel);
 
   // Gives the pages of one KV head in one split; called from several threads.
   using PageSource = FunctionRef<kernels::SplitPages(uint32_t split, uint32_t kv_head)>;

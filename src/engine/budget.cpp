@@ -9,6 +9,7 @@
 
 #include "base/units.h"
 #include "cache/kv_cache.h"
+#include "tier/tiers.h"
 
 namespace hifc::engine {
 namespace {
@@ -82,8 +83,8 @@ class Planner {
     if (!budget_.flash) return;
     budget_.flash_path = config_.flash_path.value_or(default_flash_path());
     // Twice the longest context leaves room for the segment being filled.
-    budget_.flash_bytes = config_.flash_cache_size.value_or(
-        std::max(kFlashBytesMin, 2 * budget_.kv_bytes_at_limit));
+    budget_.flash_bytes =
+        config_.flash_cache_size.value_or(std::max(kFlashBytesMin, 2 * budget_.kv_bytes_at_limit));
   }
 
   void plan_hot() {
@@ -103,34 +104,38 @@ class Planner {
       budget_.warm_bytes = *config_.warm_cache_size;
       return;
     }
-    const uint64_t cold = budget_.kv_bytes_at_limit -
-                          std::min(budget_.kv_bytes_at_limit, budget_.hot_bytes);
+    const uint64_t cold =
+        budget_.kv_bytes_at_limit - std::min(budget_.kv_bytes_at_limit, budget_.hot_bytes);
     if (!budget_.flash) {
       budget_.warm_bytes = cold;
       return;
     }
     const uint64_t ubatch = config_.ubatch != 0 ? config_.ubatch : kDefaultUbatch;
-    const uint64_t open = cache::KvCache::frames_for_ubatch(
-        shape_, budget_.layout.block_tokens(), static_cast<uint32_t>(ubatch));
+    const uint64_t open = cache::KvCache::frames_for_ubatch(shape_, budget_.layout.block_tokens(),
+                                                            static_cast<uint32_t>(ubatch));
     const uint64_t cold_per_layer = cold / block_bytes_ / shape_.layers + 1;
-    const uint64_t ahead = std::min<uint64_t>(cold_per_layer * (config_.prefetch_window + 1),
-                                              blocks_at_limit() / 4);
+    const uint64_t ahead =
+        std::min<uint64_t>(cold_per_layer * (config_.prefetch_window + 1), blocks_at_limit() / 4);
     budget_.warm_bytes = (open + (cold > 0 ? ahead : 0)) * block_bytes_;
   }
 
   Result<void> check_minimum() const {
     if (!budget_.flash) return {};
     const uint64_t frames = budget_.hot_bytes / block_bytes_ + budget_.warm_bytes / block_bytes_;
-    const uint64_t least =
-        cache::KvCache::frames_min(shape_, budget_.layout.block_tokens());
+    // Small groups are written several at a time, so that writes reach 4 MiB: those wait in memory
+    // while the next one is filled.
+    const uint64_t groups = 1 + tier::Tiers::groups_per_write_min(block_bytes_, shape_.layers);
+    const uint64_t least = cache::KvCache::frames_min(shape_, budget_.layout.block_tokens()) +
+                           (groups - 2) * shape_.layers;
     if (frames >= least) return {};
     return failure(
         Code::kInvalid,
         fmt::format("hot_cache_size {} + warm_cache_size {} is below the minimum of {} for this "
-                    "model: two groups of {} tokens being filled and one layer in flight; smaller "
-                    "block_tokens lower it",
+                    "model: {} groups of {} tokens being filled or written, and one layer in "
+                    "flight",
                     format_size(budget_.hot_bytes), format_size(budget_.warm_bytes),
-                    format_size((least + 1) * block_bytes_), budget_.layout.block_tokens()));
+                    format_size((least + 1) * block_bytes_), groups,
+                    budget_.layout.block_tokens()));
   }
 
   // The largest chunk up to the default whose groups the memory holds while past blocks stream.
@@ -160,17 +165,19 @@ Result<Budget> plan_budget(const Config& config, const kv::ModelShape& shape,
 }
 
 Result<void> check_fits(const Budget& budget, uint64_t tokens) {
-  const uint64_t groups = (tokens + budget.layout.block_tokens() - 1) / budget.layout.block_tokens();
+  const uint64_t groups =
+      (tokens + budget.layout.block_tokens() - 1) / budget.layout.block_tokens();
   const uint64_t memory_groups = (budget.hot_bytes + budget.warm_bytes) / budget.group_bytes;
   const uint64_t need = groups * budget.group_bytes;
   if (groups <= memory_groups) return {};
   if (!budget.flash)
-    return failure(Code::kInvalid,
-                   fmt::format("{} tokens need {} of KV, but hot_cache_size {} + warm_cache_size {} "
-                               "hold {} and there is no flash tier (flash_path)",
-                               tokens, format_size(need), format_size(budget.hot_bytes),
-                               format_size(budget.warm_bytes),
-                               format_size(memory_groups * budget.group_bytes)));
+    return failure(
+        Code::kInvalid,
+        fmt::format("{} tokens need {} of KV, but hot_cache_size {} + warm_cache_size {} "
+                    "hold {} and there is no flash tier (flash_path)",
+                    tokens, format_size(need), format_size(budget.hot_bytes),
+                    format_size(budget.warm_bytes),
+                    format_size(memory_groups * budget.group_bytes)));
   if (need <= budget.flash_bytes) return {};
   return failure(Code::kInvalid,
                  fmt::format("{} tokens need {} of flash, but flash_cache_size is {}", tokens,

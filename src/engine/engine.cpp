@@ -46,10 +46,8 @@ Engine::~Engine() {
 
 Result<std::unique_ptr<Engine>> Engine::create(const Model& model, ThreadPool& pool,
                                                EngineOptions options) {
-  HIFC_ASSIGN(Budget budget,
-              plan_budget(options.config, model.shape(), model.context_tokens()));
-  std::unique_ptr<Engine> engine(
-      new Engine(model, pool, std::move(options), std::move(budget)));
+  HIFC_ASSIGN(Budget budget, plan_budget(options.config, model.shape(), model.context_tokens()));
+  std::unique_ptr<Engine> engine(new Engine(model, pool, std::move(options), std::move(budget)));
   HIFC_TRY(engine->create_cache());
   HIFC_TRY(engine->create_context(engine->budget_.ubatch_tokens));
   return engine;
@@ -129,8 +127,8 @@ Result<void> Engine::maybe_grow(uint64_t chunk_ns, uint64_t stall_ns) {
   const bool fixed = options_.config.ubatch != 0 || options_.config.deterministic;
   if (fixed || larger > kUbatchMax || length() % larger != 0) return {};
   if (static_cast<double>(stall_ns) < kStallShareToGrow * static_cast<double>(chunk_ns)) return {};
-  const uint32_t frames = cache::KvCache::frames_for_ubatch(
-      model_.shape(), budget_.layout.block_tokens(), larger);
+  const uint32_t frames =
+      cache::KvCache::frames_for_ubatch(model_.shape(), budget_.layout.block_tokens(), larger);
   if (frames > tiers_->frames()) return {};
   log_info("prefill waits for flash: chunks grow from {} to {} tokens", ubatch_, larger);
   return create_context(larger);
@@ -158,8 +156,7 @@ Result<void> Engine::recover() {
   if (const auto group = cache_->first_lost_group()) {
     HIFC_TRY(recompute(*group));
     ++statistics_.recomputed_groups;
-    if (cache_->first_lost_group())
-      return failure(Code::kCorrupt, "another group is lost");
+    if (cache_->first_lost_group()) return failure(Code::kCorrupt, "another group is lost");
   }
   return {};
 }
@@ -179,8 +176,7 @@ Result<void> Engine::recompute(uint32_t group) {
   return {};
 }
 
-Result<void> Engine::compute(uint32_t position, std::span<const int32_t> tokens,
-                             Outputs outputs) {
+Result<void> Engine::compute(uint32_t position, std::span<const int32_t> tokens, Outputs outputs) {
   const uint32_t output_rows = batch_->fill(position, tokens, outputs);
   cache_->begin_step(position, tokens);
   step_outcome_ = {};
@@ -212,8 +208,7 @@ std::span<const float> Engine::logits(uint32_t row) const {
 
 void Engine::hash_logits(uint32_t rows) {
   for (uint32_t row = 0; row < rows; ++row)
-    statistics_.logits_hash =
-        hash64(std::as_bytes(logits(row)), statistics_.logits_hash);
+    statistics_.logits_hash = hash64(std::as_bytes(logits(row)), statistics_.logits_hash);
 }
 
 bool Engine::on_node(ggml_tensor* node, bool ask, void* self) {

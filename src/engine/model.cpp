@@ -54,7 +54,9 @@ Result<void> check_utf8(std::string_view text) {
 
 }  // namespace
 
-void install_llama_log() { llama_log_set(on_llama_log, nullptr); }
+void install_llama_log() {
+  llama_log_set(on_llama_log, nullptr);
+}
 
 std::string last_llama_error() {
   const std::lock_guard lock(log_mutex);
@@ -69,8 +71,8 @@ Result<std::unique_ptr<Model>> Model::load(const std::string& path) {
   model->fingerprint_ = preflight.fingerprint;
   model->model_ = llama_model_load_from_file(path.c_str(), llama_model_default_params());
   if (model->model_ == nullptr)
-    return failure(Code::kUnsupported, fmt::format("model '{}' cannot be loaded: {}", path,
-                                                   last_llama_error()));
+    return failure(Code::kUnsupported,
+                   fmt::format("model '{}' cannot be loaded: {}", path, last_llama_error()));
   if (llama_model_has_encoder(model->model_) || !llama_model_has_decoder(model->model_) ||
       llama_model_is_recurrent(model->model_) || llama_model_is_hybrid(model->model_) ||
       llama_model_is_diffusion(model->model_))
@@ -106,7 +108,9 @@ uint32_t Model::vocabulary_size() const {
   return static_cast<uint32_t>(llama_vocab_n_tokens(vocab_));
 }
 
-uint64_t Model::weight_bytes() const { return llama_model_size(model_); }
+uint64_t Model::weight_bytes() const {
+  return llama_model_size(model_);
+}
 
 Result<std::vector<int32_t>> Model::tokenize(std::string_view text, bool parse_special) const {
   HIFC_TRY(check_utf8(text));
@@ -132,7 +136,9 @@ std::string Model::piece(int32_t token) const {
   return text;
 }
 
-bool Model::ends_generation(int32_t token) const { return llama_vocab_is_eog(vocab_, token); }
+bool Model::ends_generation(int32_t token) const {
+  return llama_vocab_is_eog(vocab_, token);
+}
 
 bool Model::has_chat_template() const {
   return llama_model_chat_template(model_, nullptr) != nullptr;
@@ -145,9 +151,8 @@ Result<std::string> Model::apply_chat_template(std::string_view user_text) const
   const std::string content(user_text);
   const llama_chat_message message{.role = "user", .content = content.c_str()};
   std::string text(content.size() + 4096, '\0');
-  const int32_t length =
-      llama_chat_apply_template(chat_template, &message, 1, /*add_ass=*/true, text.data(),
-                                static_cast<int32_t>(text.size()));
+  const int32_t length = llama_chat_apply_template(chat_template, &message, 1, /*add_ass=*/true,
+                                                   text.data(), static_cast<int32_t>(text.size()));
   if (length < 0 || static_cast<size_t>(length) > text.size())
     return failure(Code::kUnsupported,
                    "the model's chat template is not one libllama knows; use --raw");

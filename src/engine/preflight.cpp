@@ -37,8 +37,9 @@ Result<uint64_t> check_magic(const std::string& path) {
   std::array<char, 4> magic = {};
   const size_t got = std::fread(magic.data(), 1, magic.size(), file.get());
   if (got != magic.size() || std::memcmp(magic.data(), "GGUF", 4) != 0)
-    return failure(Code::kInvalid,
-                   fmt::format("model '{}' is not a GGUF file (it does not begin with GGUF)", path));
+    return failure(
+        Code::kInvalid,
+        fmt::format("model '{}' is not a GGUF file (it does not begin with GGUF)", path));
   return static_cast<uint64_t>(status.st_size);
 }
 
@@ -54,8 +55,7 @@ class Inspector {
 
   Result<void> check(uint64_t file_bytes) const {
     if (architecture_.empty())
-      return failure(Code::kInvalid,
-                     fmt::format("model '{}' has no general.architecture", path_));
+      return failure(Code::kInvalid, fmt::format("model '{}' has no general.architecture", path_));
     HIFC_TRY(check_complete(file_bytes));
     if (number("attention.max_alibi_bias") > 0 || is("bloom") || is("refact") || is("jina-bert-v2"))
       return refuse("ALiBi attention biases");
@@ -130,8 +130,7 @@ class Inspector {
 Result<Preflight> inspect(const std::string& path) {
   HIFC_ASSIGN(const uint64_t file_bytes, check_magic(path));
   const Gguf gguf(gguf_init_from_file(path.c_str(), {.no_alloc = true, .ctx = nullptr}));
-  if (!gguf)
-    return failure(Code::kInvalid, fmt::format("model '{}' is a damaged GGUF file", path));
+  if (!gguf) return failure(Code::kInvalid, fmt::format("model '{}' is a damaged GGUF file", path));
   const Inspector inspector(gguf.get(), path);
   HIFC_TRY(inspector.check(file_bytes));
   return Preflight{inspector.architecture(), inspector.fingerprint(file_bytes)};

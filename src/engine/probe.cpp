@@ -72,6 +72,8 @@ Result<Probe> run_probe(llama_model* model) {
   params.n_ctx = window + kProbeBatch + kProbeMargin;
   params.n_batch = params.n_ubatch = kProbeBatch;
   params.n_outputs_max = 1;
+  // llama's threads spin: where cores are busy, more of them cost far more than they bring.
+  params.n_threads = params.n_threads_batch = 1;
   params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
   params.swa_full = false;
   params.kv_unified = true;
@@ -92,10 +94,11 @@ Result<kv::ModelShape> shape_of(const Probe& probe, const llama_model* model) {
   std::set<uint32_t> seen;
   for (const AttentionNode& node : probe.nodes) seen.insert(node.layer);
   if (probe.nodes.size() != layers || seen.size() != layers || *seen.rbegin() != layers - 1)
-    return failure(Code::kUnsupported,
-                   fmt::format("{} of its {} layers have a KV cache of their own (recurrent, hybrid "
-                               "and shared-KV layers are not supported)",
-                               seen.size(), layers));
+    return failure(
+        Code::kUnsupported,
+        fmt::format("{} of its {} layers have a KV cache of their own (recurrent, hybrid "
+                    "and shared-KV layers are not supported)",
+                    seen.size(), layers));
   const AttentionNode& first = probe.nodes.front();
   int64_t cells_max = 0;
   for (const AttentionNode& node : probe.nodes) {
@@ -105,8 +108,9 @@ Result<kv::ModelShape> shape_of(const Probe& probe, const llama_model* model) {
       return failure(Code::kUnsupported, "its heads differ between K and V or between layers");
   }
   if (first.head_dim_k % 16 != 0 || first.head_dim_k > 512)
-    return failure(Code::kUnsupported,
-                   fmt::format("its head_dim {} is not a multiple of 16 up to 512", first.head_dim_k));
+    return failure(
+        Code::kUnsupported,
+        fmt::format("its head_dim {} is not a multiple of 16 up to 512", first.head_dim_k));
   kv::ModelShape shape{.layers = layers,
                        .query_heads = static_cast<uint32_t>(first.query_heads),
                        .kv_heads = static_cast<uint32_t>(first.kv_heads),
@@ -117,9 +121,9 @@ Result<kv::ModelShape> shape_of(const Probe& probe, const llama_model* model) {
     if (window > 0 && node.cells < cells_max) shape.window[node.layer] = window;
   const bool any = std::ranges::any_of(shape.window, [](uint32_t w) { return w != 0; });
   if (window > 0 && !any)
-    return failure(Code::kUnsupported,
-                   fmt::format("it has an attention window of {} tokens but no layer shows it",
-                               window));
+    return failure(
+        Code::kUnsupported,
+        fmt::format("it has an attention window of {} tokens but no layer shows it", window));
   return shape;
 }
 

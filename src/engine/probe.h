@@ -1,5 +1,5 @@
-// Finds a model's attention structure by running two tokens through a throw-away context and looking
-// at every graph node, instead of guessing it from metadata.
+// Finds a model's attention structure by running two tokens through a throw-away context and
+// looking at every graph node, instead of guessing it from metadata.
 #pragma once
 
 #include <string>

@@ -58,9 +58,8 @@ Result<void> Reference::step(std::span<const int32_t> tokens, bool all_outputs) 
   output_rows_ = batch_->fill(length_, tokens, all_outputs ? Outputs::kAll : Outputs::kLast);
   const int status = llama_decode(context_, batch_->get());
   if (status != 0)
-    return failure(Code::kInternal,
-                   fmt::format("llama.cpp cannot decode (status {}): {}", status,
-                               last_llama_error()));
+    return failure(Code::kInternal, fmt::format("llama.cpp cannot decode (status {}): {}", status,
+                                                last_llama_error()));
   length_ += static_cast<uint32_t>(tokens.size());
   return {};
 }

@@ -9,7 +9,9 @@
 
 namespace hifc::engine {
 
-void Sampler::Deleter::operator()(llama_sampler* sampler) const { llama_sampler_free(sampler); }
+void Sampler::Deleter::operator()(llama_sampler* sampler) const {
+  llama_sampler_free(sampler);
+}
 
 Result<Sampler> Sampler::create(const SamplerOptions& options) {
   const auto refuse = [](std::string_view name, double value, std::string_view accepted) {

@@ -24,7 +24,8 @@ struct ThreadPool::Graph {
 
   static void work_on(ggml_tensor*, const ggml_tensor*, int thread, int, void* self) {
     auto& graph = *static_cast<Graph*>(self);
-    for (uint32_t index; (index = graph.next.fetch_add(1, std::memory_order_relaxed)) < graph.count;)
+    for (uint32_t index;
+         (index = graph.next.fetch_add(1, std::memory_order_relaxed)) < graph.count;)
       (*graph.task)(index, static_cast<uint32_t>(thread));
   }
   ~Graph() {

@@ -1,5 +1,5 @@
-// Parallel on llama's own thread pool: HiFC's attention runs as a one-node ggml graph on the threads
-// that compute llama's graphs, so the two never compete for cores.
+// Parallel on llama's own thread pool: HiFC's attention runs as a one-node ggml graph on the
+// threads that compute llama's graphs, so the two never compete for cores.
 #pragma once
 
 #include <atomic>

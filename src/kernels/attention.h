@@ -1,11 +1,11 @@
 // Exact attention over encoded K/V pages, for prefill and decode alike.
 //
 // The unit is a split: kSplitTokens tokens on the absolute position grid (4 pages of 64). For each
-// split and query row the kernel gives a partial softmax (max, sum, weighted V); partials are merged
-// strictly in split order. Every step of one row (dot products channel by channel, sums token by
-// token, merges split by split) is computed in an order fixed by positions alone, so a row's result
-// is bit-identical however many rows, threads or calls share the work and wherever the pages lie.
-// That is the ground of determinism L1 and L2 (ARCHITECTURE.md).
+// split and query row the kernel gives a partial softmax (max, sum, weighted V); partials are
+// merged strictly in split order. Every step of one row (dot products channel by channel, sums
+// token by token, merges split by split) is computed in an order fixed by positions alone, so a
+// row's result is bit-identical however many rows, threads or calls share the work and wherever the
+// pages lie. That is the ground of determinism L1 and L2 (ARCHITECTURE.md).
 //
 // Thread-safe: no state of their own; each call writes only the memory it is given.
 #pragma once

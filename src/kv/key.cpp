@@ -12,10 +12,10 @@ namespace {
 
 std::array<std::byte, 32> hash(std::span<const std::byte> bytes, std::span<const std::byte> key) {
   std::array<std::byte, 32> out;
-  const int status = crypto_generichash(
-      reinterpret_cast<unsigned char*>(out.data()), out.size(),
-      reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size(),
-      reinterpret_cast<const unsigned char*>(key.data()), key.size());
+  const int status =
+      crypto_generichash(reinterpret_cast<unsigned char*>(out.data()), out.size(),
+                         reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size(),
+                         reinterpret_cast<const unsigned char*>(key.data()), key.size());
   HIFC_CHECK(status == 0);
   return out;
 }
@@ -37,6 +37,8 @@ GroupKey next_key(const GroupKey& previous, std::span<const int32_t> tokens) {
   return hash(std::as_bytes(tokens), previous);
 }
 
-Fingerprint digest(std::span<const std::byte> bytes) { return hash(bytes, {}); }
+Fingerprint digest(std::span<const std::byte> bytes) {
+  return hash(bytes, {});
+}
 
 }  // namespace hifc::kv

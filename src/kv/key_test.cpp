@@ -36,7 +36,8 @@ TEST(GroupKey, EqualsTheGoldenValues) {
 
 TEST(GroupKey, DigestEqualsTheGoldenValue) {
   const std::string text = "hifc";
-  EXPECT_EQ(hex(digest(std::as_bytes(std::span(text)))), "ace6561dc6d0e090971e36e192b217efa2667c1a5a45609fbe19a86ac526e65a");
+  EXPECT_EQ(hex(digest(std::as_bytes(std::span(text)))),
+            "ace6561dc6d0e090971e36e192b217efa2667c1a5a45609fbe19a86ac526e65a");
 }
 
 TEST(GroupKey, DiffersWithEveryByteOfTheFingerprintAndWithBlockTokens) {

@@ -3,8 +3,8 @@
 //   +-------------------+ 0
 //   | header page       |  4 KiB; begins with the 8-byte token header
 //   +-------------------+ 4096
-//   | K part            |  [page][kv_head][head_dim][64 tokens]  F16: channels are rows, so that one
-//   |                   |  vector holds one channel of consecutive tokens
+//   | K part            |  [page][kv_head][head_dim][64 tokens]  F16: channels are rows, so that
+//   one |                   |  vector holds one channel of consecutive tokens
 //   +-------------------+ 4096 + k_bytes (rounded up to 4 KiB)
 //   | V part            |  [page][kv_head][64 tokens][head_dim]  F16
 //   +-------------------+ block_bytes

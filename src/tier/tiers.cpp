@@ -11,7 +11,9 @@ constexpr uint64_t kCoalescedWriteBytes = 4u << 20;
 constexpr uint64_t kFlushBufferBytes = 16u << 20;
 constexpr uint64_t kNeighbourReadBytes = 128u << 10;
 
-constexpr uint64_t divide_up(uint64_t value, uint64_t by) { return (value + by - 1) / by; }
+constexpr uint64_t divide_up(uint64_t value, uint64_t by) {
+  return (value + by - 1) / by;
+}
 
 }  // namespace
 
@@ -53,7 +55,8 @@ Result<void> Tiers::initialise(const TiersOptions& options) {
   at(Tier::kWarm).capacity_bytes = options.warm_bytes;
   HIFC_ASSIGN(memory_, io::AlignedMemory::allocate(frames * options.block_bytes));
   owner_.assign(frames, Tier::kWarm);
-  for (uint64_t frame = frames; frame-- > 0;) free_.push_back(FrameId{static_cast<uint32_t>(frame)});
+  for (uint64_t frame = frames; frame-- > 0;)
+    free_.push_back(FrameId{static_cast<uint32_t>(frame)});
   if (!options.flash) return {};
   ring_->register_memory(memory_.span());
   HIFC_ASSIGN(store_, flash::Store::open(*options.flash, *ring_));
@@ -100,20 +103,19 @@ std::byte* Tiers::data(FrameId frame) const {
   return memory_.data() + size_t{static_cast<uint32_t>(frame)} * options_.block_bytes;
 }
 
-uint32_t Tiers::groups_per_write_min() const {
-  const uint64_t group_bytes = options_.block_bytes * options_.blocks_per_group;
-  const uint64_t wanted = std::max(divide_up(kCoalescedWriteBytes, group_bytes),
-                                   divide_up(kNeighbourReadBytes, options_.block_bytes));
-  return static_cast<uint32_t>(std::min<uint64_t>(wanted, groups_per_write_max()));
+uint32_t Tiers::groups_per_write_min(uint64_t block_bytes, uint32_t blocks_per_group) {
+  const uint64_t wanted = std::max(divide_up(kCoalescedWriteBytes, block_bytes * blocks_per_group),
+                                   divide_up(kNeighbourReadBytes, block_bytes));
+  return static_cast<uint32_t>(
+      std::min<uint64_t>(wanted, groups_per_write_max(block_bytes, blocks_per_group)));
 }
 
-uint32_t Tiers::groups_per_write_max() const {
-  const uint64_t group_bytes = options_.block_bytes * options_.blocks_per_group;
-  return static_cast<uint32_t>(std::max<uint64_t>(1, kFlushBufferBytes / group_bytes));
+uint32_t Tiers::groups_per_write_max(uint64_t block_bytes, uint32_t blocks_per_group) {
+  return static_cast<uint32_t>(
+      std::max<uint64_t>(1, kFlushBufferBytes / (block_bytes * blocks_per_group)));
 }
 
-Result<void> Tiers::store_groups(std::vector<flash::PutValue> groups,
-                                 flash::Store::PutDone done) {
+Result<void> Tiers::store_groups(std::vector<flash::PutValue> groups, flash::Store::PutDone done) {
   // 64 chunks a block bound the checksums' memory; 4 KiB keeps single pages verifiable.
   const uint64_t chunk = divide_up(options_.block_bytes / 64, io::kAlignment) * io::kAlignment;
   const flash::ValueShape shape{.lanes = options_.blocks_per_group,

@@ -77,8 +77,14 @@ class Tiers {
 
   // Groups that one coalesced write should hold: at least 4 MiB, and neighbouring blocks of one
   // layer at least 128 KiB, at most 16 MiB where a group is smaller than that.
-  uint32_t groups_per_write_min() const;
-  uint32_t groups_per_write_max() const;
+  uint32_t groups_per_write_min() const {
+    return groups_per_write_min(options_.block_bytes, options_.blocks_per_group);
+  }
+  uint32_t groups_per_write_max() const {
+    return groups_per_write_max(options_.block_bytes, options_.blocks_per_group);
+  }
+  static uint32_t groups_per_write_min(uint64_t block_bytes, uint32_t blocks_per_group);
+  static uint32_t groups_per_write_max(uint64_t block_bytes, uint32_t blocks_per_group);
 
   // Transfers; see flash/store.h. Blocks of a group are its lanes in layer order.
   Result<void> store_groups(std::vector<flash::PutValue> groups, flash::Store::PutDone done);
@@ -100,8 +106,8 @@ class Tiers {
 
   TiersOptions options_;
   io::AlignedMemory memory_;
-  std::vector<Tier> owner_;     // [frame]
-  std::vector<FrameId> free_;   // a stack: the frames used last are reused first
+  std::vector<Tier> owner_;    // [frame]
+  std::vector<FrameId> free_;  // a stack: the frames used last are reused first
   std::array<TierCounters, kTierCount> counters_ = {};
   std::unique_ptr<io::Ring> own_ring_;
   io::Ring* ring_ = nullptr;

@@ -21,7 +21,9 @@ std::unique_ptr<Tiers> make(uint64_t hot_bytes, uint64_t warm_bytes) {
       .value();
 }
 
-uint64_t used(const Tiers& tiers, Tier tier) { return tiers.counters(tier).used_bytes; }
+uint64_t used(const Tiers& tiers, Tier tier) {
+  return tiers.counters(tier).used_bytes;
+}
 
 TEST(Tiers, HoldAsManyFramesAsEachBudgetHasRoomFor) {
   // A budget that is no multiple of a block does not lend its rest to the other tier.
@@ -85,8 +87,8 @@ TEST(Tiers, RandomSequencesStayWithinBudgetsAndCountPeaks) {
       const uint64_t choice = random() % 5;
       if (choice < 2) {
         const Tier asked = random() % 2 != 0 ? Tier::kHot : Tier::kWarm;
-        const bool room = tiers->counters(asked).used_bytes + kBlock <=
-                          tiers->counters(asked).capacity_bytes;
+        const bool room =
+            tiers->counters(asked).used_bytes + kBlock <= tiers->counters(asked).capacity_bytes;
         const auto frame = tiers->acquire(asked);
         ASSERT_EQ(frame.has_value(), held.size() < hot + warm);
         if (frame) held.push_back(*frame);
