@@ -299,7 +299,11 @@ class DecodeBench {
     if (hifc.reads == 0) return metrics;
     const uint64_t read_bytes = hifc.read_bytes / hifc.reads;
     const uint32_t depth = kReadsPerWorker * bench_.config.prefetch_workers;
-    HIFC_ASSIGN(const FioResult fio, fio_median(read_bytes, depth));
+    HIFC_ASSIGN(const FioResult fio,
+                fio_median({.directory = *bench_.config.flash_path,
+                            .file_bytes = static_cast<uint64_t>(bytes_per_token),
+                            .read_bytes = read_bytes,
+                            .depth = depth}));
     const double gb = bytes_per_token / 1e9;
     const double io_cpu_ms = 1000 * fio.core_s_per_gb * gb / bench_.pool->threads();
     const double io_ms = 1000 * gb / fio.gbps;
@@ -315,10 +319,10 @@ class DecodeBench {
     return metrics;
   }
 
-  Result<FioResult> fio_median(uint64_t read_bytes, uint32_t depth) {
+  static Result<FioResult> fio_median(const FioOptions& options) {
     std::vector<double> gbps, core_s;
     for (int i = 0; i < 3; ++i) {
-      HIFC_ASSIGN(const FioResult fio, measure_reads(*bench_.config.flash_path, read_bytes, depth));
+      HIFC_ASSIGN(const FioResult fio, measure_reads(options));
       gbps.push_back(fio.gbps);
       core_s.push_back(fio.core_s_per_gb);
     }

@@ -15,7 +15,7 @@
 namespace hifc::apps {
 namespace {
 
-constexpr uint64_t kFileBytes = uint64_t{1} << 30;
+constexpr uint64_t kFileBytesMin = 16u << 20;
 
 std::string fio_file(const std::string& directory) {
   return directory + "/hifc-fio.tmp";
@@ -52,16 +52,15 @@ Result<std::string> output_of(const std::vector<std::string>& words) {
   return failure(Code::kIo, fmt::format("fio failed: {}", text.substr(0, 200)));
 }
 
-}  // namespace
-
-Result<FioResult> measure_reads(const std::string& directory, uint64_t read_bytes, uint32_t depth) {
-  const uint64_t size = std::max<uint64_t>(4096, read_bytes / 4096 * 4096);
+Result<FioResult> run_fio(const FioOptions& options, const char* pattern) {
+  const uint64_t read_bytes = std::max<uint64_t>(4096, options.read_bytes / 4096 * 4096);
+  const uint64_t file_bytes = std::max(kFileBytesMin, options.file_bytes / read_bytes * read_bytes);
   HIFC_ASSIGN(const std::string text,
-              output_of({"fio", "--name=hifc", "--filename=" + fio_file(directory),
-                         fmt::format("--size={}", kFileBytes), "--rw=randread", "--direct=1",
-                         "--ioengine=io_uring", "--fixedbufs=1", "--norandommap", "--time_based",
-                         "--runtime=1", fmt::format("--bs={}", size),
-                         fmt::format("--iodepth={}", depth), "--output-format=json"}));
+              output_of({"fio", "--name=hifc", "--filename=" + fio_file(options.directory),
+                         fmt::format("--size={}", file_bytes), fmt::format("--rw={}", pattern),
+                         "--direct=1", "--ioengine=io_uring", "--fixedbufs=1", "--norandommap",
+                         "--time_based", "--runtime=1", fmt::format("--bs={}", read_bytes),
+                         fmt::format("--iodepth={}", options.depth), "--output-format=json"}));
   const auto json = nlohmann::json::parse(text.substr(std::min(text.find('{'), text.size())),
                                           nullptr, /*allow_exceptions=*/false);
   if (json.is_discarded() || json["jobs"].empty()) return failure(Code::kIo, "fio printed no JSON");
@@ -71,6 +70,14 @@ Result<FioResult> measure_reads(const std::string& directory, uint64_t read_byte
   const double cpu_share = (job["usr_cpu"].get<double>() + job["sys_cpu"].get<double>()) / 100;
   result.core_s_per_gb = result.gbps > 0 ? cpu_share / result.gbps : 0;
   return result;
+}
+
+}  // namespace
+
+Result<FioResult> measure_reads(const FioOptions& options) {
+  HIFC_ASSIGN(const FioResult in_order, run_fio(options, "read"));
+  HIFC_ASSIGN(const FioResult at_random, run_fio(options, "randread"));
+  return in_order.gbps > at_random.gbps ? in_order : at_random;
 }
 
 void remove_fio_file(const std::string& directory) {

@@ -13,10 +13,17 @@ struct FioResult {
   double core_s_per_gb = 0;  // processor time, user and system
 };
 
-// Random reads of `read_bytes` (rounded to 4 KiB) at `depth` by io_uring with O_DIRECT on a file of
-// written extents in `directory`, for about a second. The file is made on the first call and stays
-// until remove_fio_file(). kNotFound when there is no fio.
-Result<FioResult> measure_reads(const std::string& directory, uint64_t read_bytes, uint32_t depth);
+struct FioOptions {
+  std::string directory;
+  uint64_t file_bytes = 0;  // the working set: drives and hosts cache small ones
+  uint64_t read_bytes = 0;  // of one read; rounded to 4 KiB
+  uint32_t depth = 1;
+};
+
+// io_uring with O_DIRECT and registered buffers, over and over through a file of written extents,
+// for about a second each in order and at random; gives the faster. The file stays until
+// remove_fio_file(). kNotFound when there is no fio.
+Result<FioResult> measure_reads(const FioOptions& options);
 void remove_fio_file(const std::string& directory);
 
 }  // namespace hifc::apps

@@ -11,8 +11,15 @@
 namespace hifc::engine {
 namespace {
 
-constexpr uint32_t kContext = 3072;
+constexpr uint32_t kContext = 4096;
 constexpr uint32_t kUbatch = 64;
+
+uint32_t least_frames(const Model& model, uint32_t block_tokens) {
+  const uint32_t layers = model.shape().layers;
+  const uint32_t waiting =
+      tier::Tiers::groups_per_write_min(block_bytes(model, block_tokens), layers);
+  return cache::KvCache::frames_min(model.shape(), block_tokens) + (waiting - 1) * layers;
+}
 
 }  // namespace
 
@@ -62,7 +69,7 @@ uint64_t block_bytes(const Model& model, uint32_t block_tokens) {
 
 Config least_memory_config(const Model& model, uint32_t block_tokens,
                            const std::filesystem::path& directory) {
-  const uint64_t frames = cache::KvCache::frames_min(model.shape(), block_tokens);
+  const uint64_t frames = least_frames(model, block_tokens);
   Config config = memory_config();
   config.block_tokens = block_tokens;
   config.hot_cache_size = frames / 2 * block_bytes(model, block_tokens);
@@ -70,6 +77,11 @@ Config least_memory_config(const Model& model, uint32_t block_tokens,
   config.flash_cache_size = uint64_t{256} << 20;
   config.flash_path = directory;
   return config;
+}
+
+uint32_t streaming_prompt_tokens(const Model& model, uint32_t block_tokens) {
+  const uint32_t held = least_frames(model, block_tokens) / model.shape().layers * block_tokens;
+  return std::max(576u, held * 3 / 2) + 21;
 }
 
 Result<Generation> decode(Engine& engine, uint32_t count,

@@ -36,6 +36,8 @@ Config memory_config();
 Config least_memory_config(const Model& model, uint32_t block_tokens,
                            const std::filesystem::path& directory);
 uint64_t block_bytes(const Model& model, uint32_t block_tokens);
+// A prompt that is half as long again as what that memory holds, and ends inside a page.
+uint32_t streaming_prompt_tokens(const Model& model, uint32_t block_tokens);
 
 struct Generation {
   std::vector<int32_t> tokens;
