@@ -145,5 +145,13 @@ TEST(ConfigReference, ListsEveryKeyAndFlag) {
   EXPECT_NE(text.find("(`--hot-cache-size`, `--hot`)"), std::string::npos);
 }
 
+TEST(ConfigReference, IsWhatTheDocumentationSays) {
+  std::ifstream file(HIFC_DOCS_DIR "/configuration.md");
+  const std::string text(std::istreambuf_iterator<char>(file), {});
+  EXPECT_NE(text.find(config_reference()), std::string::npos)
+      << "docs/configuration.md should have:\n"
+      << config_reference();
+}
+
 }  // namespace
 }  // namespace hifc::apps

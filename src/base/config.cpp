@@ -81,7 +81,7 @@ constexpr ConfigKey size_or_auto_key(std::string_view name, std::string_view hel
           }};
 }
 
-template <auto kField, uint32_t kLeast, uint32_t kMost, uint32_t kMultiple = 1>
+template <auto kField, uint32_t kLeast, uint32_t kMost>
 constexpr ConfigKey count_key(std::string_view name, std::string_view help) {
   return {
       .name = name,
@@ -90,11 +90,8 @@ constexpr ConfigKey count_key(std::string_view name, std::string_view help) {
       .parse = [](Config& config, std::string_view value, std::string_view shown) -> Result<void> {
         const auto number = to_number<uint32_t>(value);
         const bool in_range = number && *number >= kLeast && *number <= kMost;
-        if (!in_range || *number % kMultiple != 0) {
-          const auto what = kMultiple == 1 ? std::string("a whole number")
-                                           : fmt::format("a multiple of {}", kMultiple);
-          return refuse(shown, value, fmt::format("{} from {} to {}", what, kLeast, kMost));
-        }
+        if (!in_range)
+          return refuse(shown, value, fmt::format("a whole number from {} to {}", kLeast, kMost));
         config.*kField = *number;
         return {};
       },
@@ -120,6 +117,20 @@ constexpr ConfigKey switch_key(std::string_view name, std::string_view help) {
       .print = [](const Config& config) -> std::string {
         return config.*kField ? "true" : "false";
       }};
+}
+
+// Blocks and the 256-token splits of attention have to nest.
+Result<void> parse_block_tokens(Config& config, std::string_view value, std::string_view shown) {
+  const auto number = to_number<uint32_t>(value);
+  const bool nests = number && (*number == 64 || *number == 128 ||
+                                (*number % 256 == 0 && *number >= 256 && *number <= 4096));
+  if (!nests) return refuse(shown, value, "64, 128 or a multiple of 256 up to 4096");
+  config.block_tokens = *number;
+  return {};
+}
+
+std::string print_block_tokens(const Config& config) {
+  return config.block_tokens ? fmt::to_string(*config.block_tokens) : std::string();
 }
 
 Result<void> parse_ratio(Config& config, std::string_view value, std::string_view shown) {
@@ -211,8 +222,12 @@ constexpr std::array kKeys = {
     count_key<&Config::prefetch_workers, 1, 64>(
         "prefetch_workers",
         "Concurrent reads: 4 for each worker with io_uring, 1 with threads (default 4)"),
-    count_key<&Config::block_tokens, 64, 4096, 64>(
-        "block_tokens", "Tokens of a block; block_bytes follows (default 256)"),
+    ConfigKey{.name = "block_tokens",
+              .value_hint = "N",
+              .help = "Tokens of a block: 64, 128 or a multiple of 256; block_bytes follows "
+                      "(default 256)",
+              .parse = parse_block_tokens,
+              .print = print_block_tokens},
     ConfigKey{
         .name = "block_bytes",
         .value_hint = "SIZE",

@@ -95,8 +95,8 @@ TEST(ParseConfig, RefusesImpossibleValuesInOneSentence) {
             "test.yaml line 2: prefetch_window: \"0\" is not accepted; accepted is a whole number "
             "from 1 to 1024");
   EXPECT_EQ(refused("  block_tokens: 100\n"),
-            "test.yaml line 2: block_tokens: \"100\" is not accepted; accepted is a multiple of 64 "
-            "from 64 to 4096");
+            "test.yaml line 2: block_tokens: \"100\" is not accepted; accepted is 64, 128 or a "
+            "multiple of 256 up to 4096");
   EXPECT_EQ(
       refused("  deterministic: maybe\n"),
       "test.yaml line 2: deterministic: \"maybe\" is not accepted; accepted is true or false");
@@ -107,13 +107,13 @@ TEST(ParseConfig, RefusesImpossibleValuesInOneSentence) {
 }
 
 TEST(ParseConfig, RefusesValuesOutsideTheRange) {
-  for (const auto line :
-       {"hot_cache_ratio: -0.1", "hot_cache_ratio: nan", "hot_cache_ratio: inf",
-        "hot_cache_ratio: 60%", "prefetch_window: 1025", "prefetch_window: 8.0",
-        "prefetch_window: -1", "prefetch_workers: 0", "prefetch_workers: 65", "block_tokens: 0",
-        "block_tokens: 4160", "block_bytes: 0", "block_bytes: 2GiB", "context: 2147483648",
-        "ubatch: 65537", "threads: 513", "threads: 99999999999", "flash_path: ''",
-        "direct_io: yes"}) {
+  for (const auto line : {"hot_cache_ratio: -0.1", "hot_cache_ratio: nan",  "hot_cache_ratio: inf",
+                          "hot_cache_ratio: 60%",  "prefetch_window: 1025", "prefetch_window: 8.0",
+                          "prefetch_window: -1",   "prefetch_workers: 0",   "prefetch_workers: 65",
+                          "block_tokens: 0",       "block_tokens: 192",     "block_tokens: 4160",
+                          "block_bytes: 0",        "block_bytes: 2GiB",     "context: 2147483648",
+                          "ubatch: 65537",         "threads: 513",          "threads: 99999999999",
+                          "flash_path: ''",        "direct_io: yes"}) {
     EXPECT_FALSE(parse_config(document("  " + std::string(line)), "t").has_value()) << line;
   }
 }
