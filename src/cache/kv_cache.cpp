@@ -127,8 +127,6 @@ void KvCache::plan() {
   // With room to spare, a group being written does not hold up the next one being filled.
   uint32_t open_groups = groups_end() - group_of(step_.position);
   if (tiers_.frames() >= 4 * (open_groups + 1) * layers) ++open_groups;
-  // Small groups wait for each other, so that their write is a large one.
-  if (tiers_.has_cold()) open_groups += tiers_.groups_per_write_min() - 1;
   placement_.plan({.frames = tiers_.frames(),
                    .open_frames = open_groups * layers,
                    .staging_min = staging_min(layout_.block_tokens()),

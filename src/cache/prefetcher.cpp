@@ -54,51 +54,59 @@ std::vector<uint32_t> Prefetcher::run_at(uint32_t layer, uint32_t group) const {
 
 bool Prefetcher::issue_at(uint32_t layer, uint32_t group) {
   std::vector<uint32_t> run = run_at(layer, group);
+  size_t staged = 0;
+  while (staged < run.size() && residency_.stage(sequence_.groups[run[staged]].blocks[layer]))
+    ++staged;
+  if (staged == 0) return false;
+  run.resize(staged);
+  return submit(layer, std::move(run));
+}
+
+bool Prefetcher::submit(uint32_t layer, std::vector<uint32_t> run) {
   std::vector<flash::LaneRead> reads;
-  for (const uint32_t g : run) {
-    Block& block = sequence_.groups[g].blocks[layer];
-    if (!residency_.stage(block)) break;
-    reads.push_back({.handle = &sequence_.groups[g].handle, .memory = tiers_.data(block.frame)});
-  }
-  if (reads.empty()) return false;
-  run.resize(reads.size());
-  const auto undo = [&] {
-    for (const uint32_t g : run) {
-      Block& block = sequence_.groups[g].blocks[layer];
-      block.state = Block::State::kStaged;
-      residency_.drop(block);
-    }
-  };
+  for (const uint32_t g : run)
+    reads.push_back({.handle = &sequence_.groups[g].handle,
+                     .memory = tiers_.data(sequence_.groups[g].blocks[layer].frame)});
   ++in_flight_;
-  auto submitted = tiers_.load(layer, reads, [this, layer, run](Result<void> outcome) {
+  auto accepted = tiers_.load(layer, reads, [this, layer, run](Result<void> outcome) {
     --in_flight_;
     finish(layer, run, outcome);
   });
-  if (submitted) return true;
+  if (accepted) return true;
   --in_flight_;
-  if (submitted.error().code == Code::kBusy) {
-    undo();
-    return false;
-  }
-  finish(layer, run, submitted);
+  for (const uint32_t g : run) give_up(layer, g);
+  if (accepted.error().code == Code::kBusy) return false;
+  lose(layer, run, accepted.error());
   return true;
 }
 
 void Prefetcher::finish(uint32_t layer, const std::vector<uint32_t>& run,
                         const Result<void>& outcome) {
-  statistics_.blocks_fetched += run.size();
-  if (!outcome) {
-    ++statistics_.read_errors;
-    log_warn("reading layer {} of groups {}-{} failed: {}", layer, run.front(), run.back(),
-             outcome.error().message());
+  if (outcome) {
+    statistics_.blocks_fetched += run.size();
+    for (const uint32_t g : run) sequence_.groups[g].blocks[layer].state = Block::State::kStaged;
+    return;
   }
-  for (const uint32_t g : run) {
-    Group& group = sequence_.groups[g];
-    group.blocks[layer].state = Block::State::kStaged;
-    if (outcome) continue;
-    residency_.drop(group.blocks[layer]);
-    group.stage = Group::Stage::kLost;
+  ++statistics_.read_errors;
+  if (run.size() > 1) {
+    // One bad block must not cost its neighbours: each is read alone.
+    for (const uint32_t g : run) submit(layer, {g});
+    return;
   }
+  give_up(layer, run.front());
+  lose(layer, run, outcome.error());
+}
+
+void Prefetcher::give_up(uint32_t layer, uint32_t group) {
+  Block& block = sequence_.groups[group].blocks[layer];
+  block.state = Block::State::kStaged;
+  residency_.drop(block);
+}
+
+void Prefetcher::lose(uint32_t layer, const std::vector<uint32_t>& run, const Error& error) {
+  log_warn("reading layer {} of groups {}-{} failed: {}", layer, run.front(), run.back(),
+           error.message());
+  for (const uint32_t g : run) sequence_.groups[g].stage = Group::Stage::kLost;
 }
 
 uint32_t Prefetcher::pump() {

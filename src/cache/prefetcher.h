@@ -59,7 +59,11 @@ class Prefetcher {
   bool issue_at(uint32_t layer, uint32_t group);
   std::vector<uint32_t> run_at(uint32_t layer, uint32_t group) const;
   bool fetchable(uint32_t layer, uint32_t group) const;
+  // Reads staged blocks; false, and nothing is staged any more, when the ring is full.
+  bool submit(uint32_t layer, std::vector<uint32_t> run);
   void finish(uint32_t layer, const std::vector<uint32_t>& run, const Result<void>& outcome);
+  void give_up(uint32_t layer, uint32_t group);
+  void lose(uint32_t layer, const std::vector<uint32_t>& run, const Error& error);
 
   PrefetchOptions options_;
   tier::Tiers& tiers_;

@@ -15,6 +15,9 @@ namespace hifc::engine {
 namespace {
 
 constexpr uint32_t kDefaultUbatch = 512;
+constexpr uint32_t kUbatchMax = 4096;
+// A chunk grows while more than this share of its time goes into waiting for flash.
+constexpr double kStallShareToGrow = 0.1;
 constexpr uint64_t kFlashBytesMin = uint64_t{1} << 30;
 
 uint64_t physical_memory_bytes() {
@@ -182,6 +185,17 @@ Result<void> check_fits(const Budget& budget, uint64_t tokens) {
   return failure(Code::kInvalid,
                  fmt::format("{} tokens need {} of flash, but flash_cache_size is {}", tokens,
                              format_size(need), format_size(budget.flash_bytes)));
+}
+
+uint32_t next_ubatch(const ChunkOutcome& outcome, const kv::ModelShape& shape,
+                     uint32_t block_tokens) {
+  const uint32_t larger = 2 * outcome.ubatch_tokens;
+  const bool waits = static_cast<double>(outcome.stall_ns) >
+                     kStallShareToGrow * static_cast<double>(outcome.chunk_ns);
+  const bool allowed =
+      larger <= kUbatchMax && outcome.length % larger == 0 &&
+      cache::KvCache::frames_for_ubatch(shape, block_tokens, larger) <= outcome.frames;
+  return waits && allowed ? larger : outcome.ubatch_tokens;
 }
 
 }  // namespace hifc::engine

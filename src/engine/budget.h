@@ -33,4 +33,19 @@ Result<Budget> plan_budget(const Config& config, const kv::ModelShape& shape,
 // kInvalid, naming what would be enough, when `tokens` of KV fit neither in memory nor on flash.
 Result<void> check_fits(const Budget& budget, uint64_t tokens);
 
+// Where prefill stands after a chunk.
+struct ChunkOutcome {
+  uint32_t ubatch_tokens = 0;
+  uint32_t length = 0;    // tokens done
+  uint64_t chunk_ns = 0;  // the chunk's time
+  uint64_t stall_ns = 0;  // of it, waiting for flash
+  uint32_t frames = 0;    // memory blocks in all
+};
+
+// Tokens of the next chunk: twice as many while more than a tenth of the time goes into waiting for
+// flash, so that re-reading the past hides behind more computation; as many as before where the
+// memory or the chunk grid (chunks begin at multiples of their size) does not allow it, or 4,096.
+uint32_t next_ubatch(const ChunkOutcome& outcome, const kv::ModelShape& shape,
+                     uint32_t block_tokens);
+
 }  // namespace hifc::engine

@@ -21,6 +21,11 @@ kv::ModelShape shape() {
 }
 constexpr uint64_t kBlockBytes = 256 * 1024 + 4096;
 
+// What check_minimum() asks for: groups of 2 MiB are written two at a time.
+uint64_t least_bytes() {
+  return (cache::KvCache::frames_min(shape(), 256) + 8) * kBlockBytes;
+}
+
 Result<Budget> plan(const Config& config) {
   return plan_budget(config, shape(), kModelContext);
 }
@@ -84,14 +89,14 @@ TEST(Budget, BelowTheMinimumIsRefusedWithAMinimumThatWorks) {
   config.warm_cache_size = kMiB;
   const std::string message = refusal(config);
   expect_contains(message, "hot_cache_size 1.0 MiB + warm_cache_size 1.0 MiB");
-  expect_contains(message, "the minimum of 4.8 MiB");
-  config.warm_cache_size = 4 * kMiB;
+  expect_contains(message, "the minimum of 6.9 MiB");
+  config.warm_cache_size = 6 * kMiB;
   EXPECT_TRUE(plan(config));
 }
 
 // The announced minimum is enough wherever hot and warm are split.
 TEST(Budget, TheMinimumIsEnoughForEverySplit) {
-  const uint64_t least = (cache::KvCache::frames_min(shape(), 256) + 1) * kBlockBytes;
+  const uint64_t least = least_bytes() + kBlockBytes;
   for (uint64_t hot = 0; hot <= least; hot += 77'777) {
     Config config;
     config.flash_path = "/somewhere";
@@ -105,11 +110,10 @@ TEST(Budget, SmallMemoryMeansSmallChunks) {
   Config config;
   config.flash_path = "/somewhere";
   config.hot_cache_size = 0;
-  config.warm_cache_size = cache::KvCache::frames_min(shape(), 256) * kBlockBytes;
+  config.warm_cache_size = least_bytes();
   EXPECT_LE(plan(config)->ubatch_tokens, 512u);
   const uint32_t ubatch = plan(config)->ubatch_tokens;
-  EXPECT_LE(cache::KvCache::frames_for_ubatch(shape(), 256, ubatch),
-            cache::KvCache::frames_min(shape(), 256));
+  EXPECT_LE(cache::KvCache::frames_for_ubatch(shape(), 256, ubatch) * kBlockBytes, least_bytes());
   config.context = 10;
   EXPECT_EQ(plan(config)->ubatch_tokens, 64u);
 }
@@ -148,6 +152,7 @@ TEST(Budget, SaysWhereTokensWouldNotFit) {
   expect_contains(refused.error().message(), "769 tokens need 8.1 MiB of KV");
   expect_contains(refused.error().message(), "no flash tier (flash_path)");
 
+  config.hot_cache_size = least_bytes();
   config.flash_path = "/somewhere";
   config.flash_cache_size = 20 * kMiB;
   const auto flash = plan(config);
@@ -156,6 +161,22 @@ TEST(Budget, SaysWhereTokensWouldNotFit) {
   const auto too_long = check_fits(*flash, 4096);
   ASSERT_FALSE(too_long);
   expect_contains(too_long.error().message(), "flash_cache_size is 20.0 MiB");
+}
+
+TEST(NextUbatch, GrowsWhilePrefillWaitsForFlash) {
+  const ChunkOutcome waits{
+      .ubatch_tokens = 512, .length = 2048, .chunk_ns = 1000, .stall_ns = 200, .frames = 100000};
+  const auto next = [](ChunkOutcome outcome) { return next_ubatch(outcome, shape(), 256); };
+  EXPECT_EQ(next(waits), 1024u);
+  ChunkOutcome outcome = waits;
+  outcome.stall_ns = 50;
+  EXPECT_EQ(next(outcome), 512u) << "hidden behind the computation";
+  outcome = waits, outcome.length = 512;
+  EXPECT_EQ(next(outcome), 512u) << "1,024-token chunks begin at multiples of 1,024";
+  outcome = waits, outcome.frames = cache::KvCache::frames_for_ubatch(shape(), 256, 1024) - 1;
+  EXPECT_EQ(next(outcome), 512u) << "the memory does not hold the larger chunk";
+  outcome = waits, outcome.ubatch_tokens = 4096, outcome.length = 8192;
+  EXPECT_EQ(next(outcome), 4096u);
 }
 
 }  // namespace

@@ -15,10 +15,6 @@
 namespace hifc::engine {
 namespace {
 
-// A chunk grows while more than this share of its time goes into waiting for flash.
-constexpr double kStallShareToGrow = 0.1;
-constexpr uint32_t kUbatchMax = 4096;
-
 io::RingOptions ring_options(const Config& config) {
   using Backend = io::RingOptions::Backend;
   io::RingOptions options;
@@ -123,20 +119,22 @@ Result<void> Engine::prefill(std::span<const int32_t> tokens,
 }
 
 Result<void> Engine::maybe_grow(uint64_t chunk_ns, uint64_t stall_ns) {
-  const uint32_t larger = 2 * ubatch_;
-  const bool fixed = options_.config.ubatch != 0 || options_.config.deterministic;
-  if (fixed || larger > kUbatchMax || length() % larger != 0) return {};
-  if (static_cast<double>(stall_ns) < kStallShareToGrow * static_cast<double>(chunk_ns)) return {};
-  const uint32_t frames =
-      cache::KvCache::frames_for_ubatch(model_.shape(), budget_.layout.block_tokens(), larger);
-  if (frames > tiers_->frames()) return {};
-  log_info("prefill waits for flash: chunks grow from {} to {} tokens", ubatch_, larger);
-  return create_context(larger);
+  if (options_.config.ubatch != 0 || options_.config.deterministic) return {};
+  const uint32_t next = next_ubatch({.ubatch_tokens = ubatch_,
+                                     .length = length(),
+                                     .chunk_ns = chunk_ns,
+                                     .stall_ns = stall_ns,
+                                     .frames = tiers_->frames()},
+                                    model_.shape(), budget_.layout.block_tokens());
+  if (next == ubatch_) return {};
+  log_info("prefill waits for flash: chunks grow from {} to {} tokens", ubatch_, next);
+  return create_context(next);
 }
 
 Result<void> Engine::step(std::span<const int32_t> tokens, Outputs outputs) {
   HIFC_CHECK(!tokens.empty());
   HIFC_CHECK(tokens.size() <= ubatch_);
+  HIFC_CHECK(outputs != Outputs::kAll || tokens.size() <= options_.outputs_max);
   if (length() + tokens.size() > budget_.context_tokens)
     return failure(Code::kInvalid, fmt::format("{} tokens are more than the context of {}",
                                                length() + tokens.size(), budget_.context_tokens));

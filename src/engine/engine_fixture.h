@@ -59,7 +59,7 @@ Result<Generation> generate(Engine& engine, std::span<const int32_t> prompt, uin
 // A test of one model.
 class ModelTest : public ::testing::Test {
  protected:
-  void load(const std::string& name, uint32_t threads = 2);
+  void load(const std::string& name);
   std::unique_ptr<Engine> make(const Config& config, io::Ring* ring = nullptr);
 
   std::unique_ptr<Model> model_;

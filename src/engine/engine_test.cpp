@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <optional>
 
 #include "engine/engine_fixture.h"
@@ -46,24 +47,41 @@ double divergence(std::span<const float> reference, std::span<const float> logit
   return kl;
 }
 
-// Against an F32 cache, over the rows of one step.
+// Of each row of one step, against an F32 cache.
 struct Distance {
-  double kl = 0;
+  std::vector<double> kl;
   uint32_t top1_agreed = 0;
+
+  double mean_kl() const {
+    return std::accumulate(kl.begin(), kl.end(), 0.0) / static_cast<double>(kl.size());
+  }
 };
 
 template <typename Rows>
 Distance distance(const Reference& reference, const Rows& rows, uint32_t count) {
   Distance distance;
   for (uint32_t row = 0; row < count; ++row) {
-    distance.kl += divergence(reference.logits(row), rows.logits(row)) / count;
+    distance.kl.push_back(divergence(reference.logits(row), rows.logits(row)));
     distance.top1_agreed += argmax(reference.logits(row)) == argmax(rows.logits(row)) ? 1 : 0;
   }
   return distance;
 }
 
+// The standard error of the mean difference between two runs over the same rows.
+double standard_error(const Distance& one, const Distance& other) {
+  const auto count = static_cast<double>(one.kl.size());
+  const double mean = one.mean_kl() - other.mean_kl();
+  double squares = 0;
+  for (size_t i = 0; i < one.kl.size(); ++i) {
+    const double deviation = one.kl[i] - other.kl[i] - mean;
+    squares += deviation * deviation;
+  }
+  return std::sqrt(squares / (count - 1) / count);
+}
+
 // llama.cpp's own F16 cache sets the noise that is allowed: equal chunks, so that only attention
-// and the cache differ.
+// and the cache differ. Both distances are samples of that noise over few rows, hence two standard
+// errors more.
 TEST_P(EveryModel, IsAsCloseToAnF32CacheAsLlamasF16Cache) {
   constexpr uint32_t kRows = 48;
   const uint32_t prompt = prompt_tokens();
@@ -88,9 +106,9 @@ TEST_P(EveryModel, IsAsCloseToAnF32CacheAsLlamasF16Cache) {
 
   const Distance llama = distance(*references[0], *references[1], kRows);
   const Distance hifc = distance(*references[0], *engine, kRows);
-  RecordProperty("kl_llama", fmt::format("{:.3g}", llama.kl));
-  RecordProperty("kl_hifc", fmt::format("{:.3g}", hifc.kl));
-  EXPECT_LE(hifc.kl, 1.1 * llama.kl + 1e-3);
+  RecordProperty("kl_llama", fmt::format("{:.3g}", llama.mean_kl()));
+  RecordProperty("kl_hifc", fmt::format("{:.3g}", hifc.mean_kl()));
+  EXPECT_LE(hifc.mean_kl(), 1.1 * llama.mean_kl() + 2 * standard_error(hifc, llama));
   EXPECT_GE(hifc.top1_agreed + 2, llama.top1_agreed);
 }
 
@@ -110,11 +128,13 @@ TEST_P(EveryModel, GivesTheSameBitsWhereverTheKvIs) {
     return generate(*engine, prompt, kDecoded);
   }();
   ASSERT_TRUE(expected) << expected.error().message();
-  const std::vector<Variant> variants = {{64, 1, std::nullopt},
-                                         {64, 2, IoBackend::kUring},
-                                         {256, 2, IoBackend::kThreads},
-                                         {512, 1, IoBackend::kUring}};
-  for (const Variant& variant : variants) {
+  const std::vector<Variant> variants = {{64, 2, IoBackend::kUring},
+                                         {256, 1, IoBackend::kThreads},
+                                         {512, 1, IoBackend::kUring},
+                                         {64, 1, std::nullopt}};
+  // The downloaded models are slow, and have nothing that the small ones lack but their size.
+  const size_t count = model_->weight_bytes() > (64u << 20) ? 2 : variants.size();
+  for (const Variant& variant : std::span(variants).first(count)) {
     SCOPED_TRACE(fmt::format("block_tokens {}, {} threads, flash {}", variant.block_tokens,
                              variant.threads,
                              variant.flash ? static_cast<int>(*variant.flash) : -1));

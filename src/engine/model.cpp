@@ -2,11 +2,15 @@
 
 #include <fmt/format.h>
 
+#include <cstdio>
+#include <exception>
 #include <mutex>
+#include <stdexcept>
 
 #include "base/log.h"
 #include "engine/preflight.h"
 #include "engine/probe.h"
+#include "ggml.h"
 #include "llama.h"
 
 namespace hifc::engine {
@@ -20,7 +24,8 @@ void on_llama_log(ggml_log_level level, const char* text, void*) {
   while (line.ends_with('\n')) line.remove_suffix(1);
   if (line.empty()) return;
   log_debug("llama: {}", line);
-  if (level != GGML_LOG_LEVEL_ERROR) return;
+  // Follows the line that says why.
+  if (level != GGML_LOG_LEVEL_ERROR || line.ends_with("failed to load model")) return;
   const std::lock_guard lock(log_mutex);
   last_error = line;
 }
@@ -52,6 +57,30 @@ Result<void> check_utf8(std::string_view text) {
   return {};
 }
 
+// libllama and ggml end the process where a damaged file breaks one of their assumptions. While
+// this lives, such an end on this thread is an exception instead: libllama's loader catches most,
+// and load() the rest. Nothing of the model is used after one.
+class AbortGuard {
+ public:
+  AbortGuard() : previous_(ggml_set_abort_callback(&AbortGuard::on_abort)) { guarded = true; }
+  ~AbortGuard() {
+    guarded = false;
+    ggml_set_abort_callback(previous_);
+  }
+  AbortGuard(const AbortGuard&) = delete;
+  AbortGuard& operator=(const AbortGuard&) = delete;
+
+ private:
+  static void on_abort(const char* message) {
+    if (guarded) throw std::runtime_error(message);
+    std::fprintf(stderr, "%s\n", message);  // and the process ends
+  }
+
+  static thread_local bool guarded;
+  ggml_abort_callback_t previous_;
+};
+thread_local bool AbortGuard::guarded = false;
+
 }  // namespace
 
 void install_llama_log() {
@@ -65,6 +94,16 @@ std::string last_llama_error() {
 
 Result<std::unique_ptr<Model>> Model::load(const std::string& path) {
   install_llama_log();
+  const AbortGuard guard;
+  try {
+    return load_and_probe(path);
+  } catch (const std::exception& error) {
+    return failure(Code::kInvalid,
+                   fmt::format("model '{}' is damaged or not supported: {}", path, error.what()));
+  }
+}
+
+Result<std::unique_ptr<Model>> Model::load_and_probe(const std::string& path) {
   HIFC_ASSIGN(const Preflight preflight, inspect(path));
   std::unique_ptr<Model> model(new Model());
   model->path_ = path;

@@ -48,6 +48,7 @@ class Model {
 
  private:
   Model() = default;
+  static Result<std::unique_ptr<Model>> load_and_probe(const std::string& path);
 
   std::string path_;
   llama_model* model_ = nullptr;

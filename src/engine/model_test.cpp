@@ -75,6 +75,23 @@ TEST_F(DamagedFile, TruncationIsSaid) {
   }
 }
 
+// libllama ends the process over these where it is not held back.
+TEST_F(DamagedFile, BrokenAssumptionsOfLibllamaAreRefusals) {
+  std::string duplicate = bytes_of("llama-hd96");
+  const size_t token = duplicate.find("<0x44>");
+  ASSERT_NE(token, std::string::npos);
+  duplicate[token + 4] = '5';
+  expect_contains(refusal(with(duplicate)), "token_to_id.size()");
+
+  std::string heads = bytes_of("qwen2-gqa-bias");
+  const std::string key = "qwen2.attention.key_length";
+  const size_t value = heads.find(key);
+  ASSERT_NE(value, std::string::npos);
+  heads[value + key.size() + 4] = 32;  // after the value's type; the tensors say 64
+  EXPECT_FALSE(refusal(with(heads)).empty());
+  EXPECT_TRUE(Model::load(model_path("qwen2-gqa-bias")));
+}
+
 TEST(Model, FindsTheShapesOfModelsAndTheirWindows) {
   const auto shape = [](const std::string& name) {
     return (*Model::load(model_path(name)))->shape();

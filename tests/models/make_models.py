@@ -191,7 +191,7 @@ def make_llama(path, arch="llama", bias=False, **shape):
 
 
 def make_gemma2(path):
-    model = Model(path, "gemma2", layers=4, width=256, heads=4, kv_heads=2, head_dim=64)
+    model = Model(path, "gemma2", layers=4, width=256, heads=4, kv_heads=4, head_dim=64)
     model.add_attention_keys()
     model.add_head_keys()
     model.writer.add_sliding_window(128)
