@@ -49,21 +49,25 @@ struct Bench {
 
   explicit Bench(const BenchOptions& bench_options) : options(bench_options) {}
 
-  Result<void> prepare(uint32_t tokens_needed) {
+  Result<void> prepare(uint64_t tokens_needed) {
     HIFC_ASSIGN(config, options.config->resolve());
     HIFC_ASSIGN(const std::string text, read_text(options.file));
     HIFC_ASSIGN(model, engine::Model::load(options.model));
     if (tokens_needed > model->context_tokens())
-      return failure(Code::kInvalid,
-                     fmt::format("--context {} with {} decoded tokens is more than the {} tokens "
-                                 "the model was trained for",
-                                 *std::ranges::max_element(options.contexts),
-                                 options.rounds * options.tokens, model->context_tokens()));
+      return failure(
+          Code::kInvalid,
+          fmt::format("--context {} with {} decoded tokens is more than the {} tokens "
+                      "the model was trained for",
+                      *std::ranges::max_element(options.contexts),
+                      uint64_t{options.rounds} * options.tokens, model->context_tokens()));
     HIFC_ASSIGN(tokens, model->tokenize(text, false));
     if (tokens.empty()) return failure(Code::kInvalid, "the text has no tokens");
     // A text shorter than the context goes round.
     for (size_t i = 0; tokens.size() < tokens_needed; ++i) tokens.push_back(tokens[i]);
     HIFC_ASSIGN(pool, engine::ThreadPool::create(config.threads));
+    HIFC_ASSIGN(const engine::Budget budget,
+                engine::plan_budget(config, model->shape(), model->context_tokens()));
+    if (budget.flash) config.flash_path = budget.flash_path;
     return {};
   }
 
@@ -78,9 +82,10 @@ struct Bench {
   Result<std::unique_ptr<engine::Engine>> make_engine(double hot_ratio, uint32_t context) {
     Config engine_config = config;
     engine_config.hot_cache_ratio = hot_ratio;
+    engine_config.hot_cache_size.reset();  // the ratio alone says what is hot
     engine_config.context = context;
     if (config.flash_path)
-      engine_config.flash_path = fmt::format("{}/bench-hot{:.2f}", *config.flash_path, hot_ratio);
+      engine_config.flash_path = fmt::format("{}/bench-hot{}", *config.flash_path, hot_ratio);
     else if (hot_ratio < 1)
       return failure(Code::kInvalid,
                      fmt::format("--hot-ratio {} needs a flash tier: give --flash DIR", hot_ratio));
@@ -179,21 +184,25 @@ class LlamaContender final : public Contender {
 class DecodeBench {
  public:
   explicit DecodeBench(const BenchOptions& options) : options_(options), bench_(options) {}
+  ~DecodeBench() {
+    if (bench_.config.flash_path) remove_fio_file(*bench_.config.flash_path);
+  }
+  DecodeBench(const DecodeBench&) = delete;
+  DecodeBench& operator=(const DecodeBench&) = delete;
 
   Result<int> operator()() {
     // Longest first, so that each shorter one is a cut of what is there.
     contexts_ = options_.contexts;
     std::ranges::sort(contexts_, std::greater());
-    const uint32_t most = contexts_.front() + (options_.rounds + 1) * options_.tokens;
+    const uint64_t most = contexts_.front() + (uint64_t{options_.rounds} + 1) * options_.tokens;
     HIFC_TRY(bench_.prepare(most));
-    HIFC_TRY(make_llama(most));
+    HIFC_TRY(make_llama(static_cast<uint32_t>(most)));
     BenchReport report("decode", bench_.parameters());
     for (const uint32_t context : contexts_) {
       HIFC_TRY(make_hifc(context));
       HIFC_TRY(measure(context));
       HIFC_TRY(add_rows(report, context));
     }
-    if (bench_.config.flash_path) remove_fio_file(*bench_.config.flash_path);
     return publish(report, options_.output);
   }
 
@@ -201,7 +210,9 @@ class DecodeBench {
   Result<void> make_hifc(uint32_t context) {
     std::vector<double> ratios = options_.hot_ratios;
     // The roofline needs the time of the same decode with everything hot.
-    if (std::ranges::find(ratios, 1.0) == ratios.end()) ratios.push_back(1.0);
+    ratios.push_back(1.0);
+    std::ranges::sort(ratios, std::greater());
+    ratios.erase(std::unique(ratios.begin(), ratios.end()), ratios.end());
     hifc_.clear();
     for (const double ratio : ratios) {
       HIFC_ASSIGN(auto engine,

@@ -28,7 +28,8 @@ void add_run_command(CLI::App& app, Action& chosen);
 void add_eval_command(CLI::App& app, Action& chosen);
 void add_bench_command(CLI::App& app, Action& chosen);
 
-// True once the user asked to stop (SIGINT, SIGTERM); a second signal ends the process at once.
+// True once the user asked to stop (SIGINT, SIGTERM, SIGHUP); a second signal ends the process at
+// once.
 const std::atomic<bool>& interrupted();
 void install_signal_handlers();
 

@@ -34,7 +34,7 @@ struct EvalOptions {
 
 // Logits of this many tokens of four runs are held at a time (4 x 48 MiB with 262,144 tokens of
 // vocabulary and F32).
-constexpr uint32_t kPieceTokens = 48;
+constexpr uint32_t kPieceTokensMax = 48;
 
 // Comparison of one run with the reference over the whole text.
 struct Quality {
@@ -83,9 +83,9 @@ class Eval {
         {.label = "eval",
          .total = tokens_.size(),
          .style = options_.quiet ? Progress::Style::kQuiet : Progress::Style::kAutomatic});
-    for (size_t at = 0; at + 1 < tokens_.size(); at += kPieceTokens) {
+    for (size_t at = 0; at + 1 < tokens_.size(); at += piece_tokens_) {
       HIFC_TRY(piece(at));
-      progress.update(std::min(at + kPieceTokens, tokens_.size()));
+      progress.update(std::min(at + piece_tokens_, tokens_.size()));
     }
     progress.finish();
     return publish(report(), options_.output);
@@ -117,9 +117,10 @@ class Eval {
     HIFC_ASSIGN(pool_, engine::ThreadPool::create(config.threads));
     HIFC_ASSIGN(hifc_, engine::Engine::create(*model_, *pool_,
                                               {.config = config,
-                                               .outputs_max = kPieceTokens,
+                                               .outputs_max = kPieceTokensMax,
                                                .ring = nullptr,
                                                .cancelled = &interrupted()}));
+    piece_tokens_ = std::min(kPieceTokensMax, hifc_->ubatch_tokens());
     constexpr std::array modes = {ReferenceMode::kF32, ReferenceMode::kF16,
                                   ReferenceMode::kF16FlashAttention};
     for (const ReferenceMode mode : modes) {
@@ -127,8 +128,8 @@ class Eval {
                                 *model_, *pool_,
                                 {.mode = mode,
                                  .context_tokens = static_cast<uint32_t>(tokens_.size()),
-                                 .ubatch_tokens = kPieceTokens,
-                                 .outputs_max = kPieceTokens}));
+                                 .ubatch_tokens = piece_tokens_,
+                                 .outputs_max = piece_tokens_}));
       llama_.push_back(std::move(run));
     }
     return {};
@@ -139,7 +140,7 @@ class Eval {
   }
 
   Result<void> piece(size_t at) {
-    const size_t count = std::min<size_t>(kPieceTokens, tokens_.size() - at);
+    const size_t count = std::min<size_t>(piece_tokens_, tokens_.size() - at);
     const auto tokens = std::span(tokens_).subspan(at, count);
     HIFC_TRY(hifc_->step(tokens, engine::Outputs::kAll));
     for (auto& run : llama_) HIFC_TRY(run->step(tokens, /*all_outputs=*/true));
@@ -201,6 +202,7 @@ class Eval {
   std::unique_ptr<engine::Engine> hifc_;
   std::vector<std::unique_ptr<engine::Reference>> llama_;
   std::vector<int32_t> tokens_;
+  uint32_t piece_tokens_ = 0;
   std::array<Quality, kRuns> quality_;
 };
 

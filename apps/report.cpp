@@ -76,26 +76,27 @@ Json run_report(engine::Engine& engine, const RunMeasurements& run) {
   const double decode_ms = mean(run.token_ms);
   const auto tokens = static_cast<double>(run.token_ms.size());
   const double stall_ms = tokens > 0 ? run.decode_stall_ms / tokens : 0;
-  Json report = {{"model", engine.model().description()},
-                 {"prompt_tokens", run.prompt_tokens},
-                 {"reused_tokens", run.reused_tokens},
-                 {"generated_tokens", run.generated_tokens},
-                 {"ttft_ms", run.ttft_ms > 0 ? Json(run.ttft_ms) : Json(nullptr)},
-                 {"prefill_tokens_per_s", ratio(1000.0 * run.computed_tokens, run.prefill_ms)},
-                 {"decode_ms_per_token", decode_ms},
-                 {"decode_ms_p99", percentile(run.token_ms, 0.99)},
-                 {"kv_bytes_total", cache.kv_bytes},
-                 {"peak_rss_bytes", resident_memory().peak_bytes},
-                 {"model_rss_bytes", run.model_rss_bytes},
-                 {"text", run.text},
-                 {"logits_hash", fmt::format("{:016x}", engine.statistics().logits_hash)}};
+  Json report = {
+      {"model", engine.model().description()},
+      {"prompt_tokens", run.prompt_tokens},
+      {"reused_tokens", run.reused_tokens},
+      {"generated_tokens", run.generated_tokens},
+      {"ttft_ms", run.ttft_ms > 0 ? Json(run.ttft_ms) : Json(nullptr)},
+      {"prefill_tokens_per_s", ratio(1000.0 * run.computed_tokens, run.prefill_ms)},
+      {"decode_ms_per_token", tokens > 0 ? Json(decode_ms) : Json(nullptr)},
+      {"decode_ms_p99", tokens > 0 ? Json(percentile(run.token_ms, 0.99)) : Json(nullptr)},
+      {"kv_bytes_total", cache.kv_bytes},
+      {"peak_rss_bytes", resident_memory().peak_bytes},
+      {"model_rss_bytes", run.model_rss_bytes},
+      {"text", run.text},
+      {"logits_hash", fmt::format("{:016x}", engine.statistics().logits_hash)}};
   for (const tier::Tier tier : {tier::Tier::kHot, tier::Tier::kWarm, tier::Tier::kCold})
     report["tiers"][std::string(tier::to_string(tier))] = tier_json(tiers.counters(tier));
   report["flash"] = flash_json(tiers, run.prefill_ms + decode_ms * tokens);
   report["prefetch"] = prefetch_json(cache.prefetch);
   report["recomputed_groups"] = engine.statistics().recomputed_groups;
-  report["stall_ms_per_token"] = stall_ms;
-  report["compute_ms_per_token"] = decode_ms - stall_ms;
+  report["stall_ms_per_token"] = tokens > 0 ? Json(stall_ms) : Json(nullptr);
+  report["compute_ms_per_token"] = tokens > 0 ? Json(decode_ms - stall_ms) : Json(nullptr);
   // Needs the same run with everything hot and the drive's measured bandwidth: `hifc bench decode`.
   report["roofline_ratio"] = nullptr;
   return report;

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <cerrno>
 #include <cstdio>
 #include <memory>
 
@@ -44,8 +45,8 @@ class Run {
     auto outcome = generate();
     if (!outcome && outcome.error().code != Code::kCancelled)
       return std::unexpected(std::move(outcome).error());
-    std::fputc('\n', stdout);
-    std::fflush(stdout);
+    const bool printed = std::fputc('\n', stdout) != EOF && std::fflush(stdout) == 0;
+    if (outcome && !printed) return std::unexpected(output_failure());
     HIFC_TRY(finish());
     return outcome ? kExitOk : kExitInterrupted;
   }
@@ -57,7 +58,7 @@ class Run {
     sampler_ = std::make_unique<engine::Sampler>(std::move(sampler));
     HIFC_ASSIGN(std::string text, prompt_text());
     if (text.empty()) return failure(Code::kInvalid, "the prompt is empty");
-    if (!options_.report.empty()) HIFC_TRY(write_text(options_.report, ""));
+    HIFC_TRY(check_report_path());
     HIFC_ASSIGN(model_, engine::Model::load(options_.model));
     run_.model_rss_bytes = resident_memory().now_bytes;
     HIFC_TRY(tokenize(std::move(text)));
@@ -79,6 +80,17 @@ class Run {
     if (!from_file && isatty(STDIN_FILENO) != 0)
       return failure(Code::kInvalid, "no prompt: give -p TEXT, -f FILE or text on standard input");
     return read_text(from_file ? options_.file : "-");
+  }
+
+  // Before the work, without touching an earlier report.
+  Result<void> check_report_path() const {
+    if (options_.report.empty()) return {};
+    errno = 0;
+    if (std::FILE* file = std::fopen(options_.report.c_str(), "a"); file != nullptr) {
+      std::fclose(file);
+      return {};
+    }
+    return failure(Code::kIo, fmt::format("'{}' cannot be written", options_.report), errno);
   }
 
   Result<void> tokenize(std::string text) {
@@ -122,7 +134,9 @@ class Run {
     int32_t token = sampler_->sample(engine_->logits());
     run_.ttft_ms = milliseconds(clock_.now_ns() - start_ns_);
     const uint64_t stalled_ns = engine_->cache_statistics().stall_ns;
-    while (accept(token) && run_.generated_tokens < new_tokens_) {
+    for (;;) {
+      HIFC_ASSIGN(const bool goes_on, accept(token));
+      if (!goes_on || run_.generated_tokens >= new_tokens_) break;
       const uint64_t token_ns = clock_.now_ns();
       HIFC_TRY(engine_->step({&token, 1}, engine::Outputs::kLast));
       token = sampler_->sample(engine_->logits());
@@ -145,14 +159,20 @@ class Run {
   }
 
   // Prints the token; false when it ends the text.
-  bool accept(int32_t token) {
+  Result<bool> accept(int32_t token) {
     if (!options_.ignore_end && model_->ends_generation(token)) return false;
     ++run_.generated_tokens;
     const std::string piece = model_->piece(token);
     run_.text += piece;
-    std::fwrite(piece.data(), 1, piece.size(), stdout);
-    std::fflush(stdout);
+    const bool written = std::fwrite(piece.data(), 1, piece.size(), stdout) == piece.size();
+    if (!written || std::fflush(stdout) != 0) return std::unexpected(output_failure());
     return true;
+  }
+
+  static Error output_failure() {
+    return {.code = Code::kIo,
+            .system_errno = errno,
+            .context = "the text cannot be written to standard output"};
   }
 
   Result<void> finish() {

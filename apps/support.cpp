@@ -1,5 +1,6 @@
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
@@ -15,6 +16,13 @@ namespace {
 
 std::atomic<bool> interrupted_flag{false};
 static_assert(std::atomic<bool>::is_always_lock_free, "set from a signal handler");
+
+// Far beyond any context; an endless file must not fill the memory.
+constexpr size_t kTextBytesMax = size_t{256} << 20;
+
+std::unexpected<Error> too_long(const std::string& path) {
+  return failure(Code::kInvalid, "text file '" + path + "' has more than 256 MiB");
+}
 
 void on_signal(int) {
   if (interrupted_flag.exchange(true)) _exit(kExitInterrupted);
@@ -32,17 +40,26 @@ void install_signal_handlers() {
   sigemptyset(&action.sa_mask);
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
+  sigaction(SIGHUP, &action, nullptr);
+  std::signal(SIGPIPE, SIG_IGN);  // a closed pipe is a failed write, which is reported
 }
 
 Result<std::string> read_text(const std::string& path) {
-  if (path == "-") return std::string(std::istreambuf_iterator<char>(std::cin), {});
+  if (path == "-") {
+    std::string text(std::istreambuf_iterator<char>(std::cin), {});
+    if (text.size() > kTextBytesMax) return too_long("-");
+    return text;
+  }
   errno = 0;
   std::ifstream file(path, std::ios::binary);
   std::string text;
   if (file) {
-    std::ostringstream content;
-    content << file.rdbuf();
-    text = std::move(content).str();
+    std::array<char, 1 << 16> chunk;
+    while (file.read(chunk.data(), chunk.size()) || file.gcount() > 0) {
+      text.append(chunk.data(), static_cast<size_t>(file.gcount()));
+      if (text.size() > kTextBytesMax) return too_long(path);
+    }
+    if (file.eof()) file.clear();
   }
   if (!file || errno == EISDIR)
     return failure(Code::kIo, "text file '" + path + "' cannot be read", errno);

@@ -110,9 +110,10 @@ void GroupWriter::finish_group(uint32_t index, flash::Handle handle) {
 void GroupWriter::fail(const std::vector<uint32_t>& batch, Error error) {
   for (const uint32_t g : batch) sequence_.groups[g].stage = Group::Stage::kFull;
   queue_.insert(queue_.begin(), batch.begin(), batch.end());
+  std::ranges::sort(queue_);  // several batches may fail; neighbours stay neighbours
   if (error.code == Code::kBusy) return;
   if (++failures_ == kFailuresMax)
-    log_warn("writing to flash failed {} times, so KV stays in memory from now on: {}", failures_,
+    log_info("writing to flash failed {} times, so KV stays in memory from now on: {}", failures_,
              error.message());
   error_ = std::move(error);
 }

@@ -104,9 +104,12 @@ void Prefetcher::give_up(uint32_t layer, uint32_t group) {
 }
 
 void Prefetcher::lose(uint32_t layer, const std::vector<uint32_t>& run, const Error& error) {
-  log_warn("reading layer {} of groups {}-{} failed: {}", layer, run.front(), run.back(),
-           error.message());
-  for (const uint32_t g : run) sequence_.groups[g].stage = Group::Stage::kLost;
+  for (const uint32_t g : run) {
+    // One line a group: its other layers fail in the same way.
+    if (sequence_.groups[g].stage != Group::Stage::kLost)
+      log_warn("reading layer {} of group {} failed: {}", layer, g, error.message());
+    sequence_.groups[g].stage = Group::Stage::kLost;
+  }
 }
 
 uint32_t Prefetcher::pump() {

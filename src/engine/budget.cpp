@@ -98,13 +98,15 @@ class Planner {
       hot = std::min(hot, static_cast<uint64_t>(std::llround(share)) * block_bytes_);
     }
     if (hot == UINT64_MAX) hot = std::min(budget_.kv_bytes_at_limit, physical_memory_bytes() / 2);
-    budget_.hot_bytes = hot;
+    // More than the longest context's KV would never be used.
+    budget_.hot_bytes = std::min(hot, budget_.kv_bytes_at_limit);
   }
 
   // Automatic: what streaming needs over flash, and whatever hot does not hold without flash.
   void plan_warm() {
     if (config_.warm_cache_size) {
-      budget_.warm_bytes = *config_.warm_cache_size;
+      const uint64_t open = uint64_t{2} * budget_.kv_bytes_at_limit + least_frames() * block_bytes_;
+      budget_.warm_bytes = std::min(*config_.warm_cache_size, open);
       return;
     }
     const uint64_t cold =
@@ -119,17 +121,25 @@ class Planner {
     const uint64_t cold_per_layer = cold / block_bytes_ / shape_.layers + 1;
     const uint64_t ahead =
         std::min<uint64_t>(cold_per_layer * (config_.prefetch_window + 1), blocks_at_limit() / 4);
-    budget_.warm_bytes = (open + (cold > 0 ? ahead : 0)) * block_bytes_;
+    const uint64_t hot_frames = budget_.hot_bytes / block_bytes_;
+    const uint64_t least = least_frames() - std::min(least_frames(), hot_frames);
+    budget_.warm_bytes = std::max(open + (cold > 0 ? ahead : 0), least) * block_bytes_;
+  }
+
+  // Small groups are written several at a time, so that writes reach 4 MiB: those wait in memory
+  // while the next one is filled.
+  uint64_t least_frames() const {
+    return cache::KvCache::frames_min(shape_, budget_.layout.block_tokens()) +
+           uint64_t{waiting_groups() - 1} * shape_.layers;
+  }
+  uint32_t waiting_groups() const {
+    return tier::Tiers::groups_per_write_min(block_bytes_, shape_.layers);
   }
 
   Result<void> check_minimum() const {
     if (!budget_.flash) return {};
     const uint64_t frames = budget_.hot_bytes / block_bytes_ + budget_.warm_bytes / block_bytes_;
-    // Small groups are written several at a time, so that writes reach 4 MiB: those wait in memory
-    // while the next one is filled.
-    const uint64_t groups = 1 + tier::Tiers::groups_per_write_min(block_bytes_, shape_.layers);
-    const uint64_t least = cache::KvCache::frames_min(shape_, budget_.layout.block_tokens()) +
-                           (groups - 2) * shape_.layers;
+    const uint64_t least = least_frames();
     if (frames >= least) return {};
     return failure(
         Code::kInvalid,
@@ -137,7 +147,7 @@ class Planner {
                     "model: {} groups of {} tokens being filled or written, and one layer in "
                     "flight",
                     format_size(budget_.hot_bytes), format_size(budget_.warm_bytes),
-                    format_size((least + 1) * block_bytes_), groups,
+                    format_size((least + 1) * block_bytes_), 1 + waiting_groups(),
                     budget_.layout.block_tokens()));
   }
 
@@ -160,6 +170,14 @@ class Planner {
   Budget budget_;
 };
 
+// Flash that surely holds `need` bytes of groups: a segment's last batch may not fit into its rest.
+uint64_t flash_bytes_for(const Budget& budget, uint64_t need) {
+  constexpr uint64_t kSegmentBytes = 256u << 20, kHeaders = 256u << 10;
+  const uint64_t batch = std::max(budget.group_bytes, uint64_t{16} << 20);
+  const uint64_t segments = std::max<uint64_t>(4, need / kSegmentBytes + 1);
+  return need + segments * (batch + kHeaders);
+}
+
 }  // namespace
 
 Result<Budget> plan_budget(const Config& config, const kv::ModelShape& shape,
@@ -181,10 +199,11 @@ Result<void> check_fits(const Budget& budget, uint64_t tokens) {
                     tokens, format_size(need), format_size(budget.hot_bytes),
                     format_size(budget.warm_bytes),
                     format_size(memory_groups * budget.group_bytes)));
-  if (need <= budget.flash_bytes) return {};
+  const uint64_t flash_need = flash_bytes_for(budget, need);
+  if (flash_need <= budget.flash_bytes) return {};
   return failure(Code::kInvalid,
-                 fmt::format("{} tokens need {} of flash, but flash_cache_size is {}", tokens,
-                             format_size(need), format_size(budget.flash_bytes)));
+                 fmt::format("{} tokens need up to {} of flash, but flash_cache_size is {}", tokens,
+                             format_size(flash_need), format_size(budget.flash_bytes)));
 }
 
 uint32_t next_ubatch(const ChunkOutcome& outcome, const kv::ModelShape& shape,

@@ -154,13 +154,28 @@ TEST(Budget, SaysWhereTokensWouldNotFit) {
 
   config.hot_cache_size = least_bytes();
   config.flash_path = "/somewhere";
-  config.flash_cache_size = 20 * kMiB;
+  config.flash_cache_size = 90 * kMiB;
   const auto flash = plan(config);
   ASSERT_TRUE(flash);
   EXPECT_TRUE(check_fits(*flash, 2048));
   const auto too_long = check_fits(*flash, 4096);
   ASSERT_FALSE(too_long);
-  expect_contains(too_long.error().message(), "flash_cache_size is 20.0 MiB");
+  expect_contains(too_long.error().message(), "flash_cache_size is 90.0 MiB");
+}
+
+// Without sizes from the user, nothing the planner chose may be below its own minimum.
+TEST(Budget, AutomaticSizesSuffice) {
+  for (const uint32_t context : {64u, 300u, 4096u})
+    for (const uint32_t block_tokens : {64u, 128u, 256u, 512u})
+      for (const bool all_cold : {false, true}) {
+        Config config;
+        config.flash_path = "/somewhere";
+        config.context = context;
+        config.block_tokens = block_tokens;
+        if (all_cold) config.hot_cache_size = 0;
+        const auto budget = plan(config);
+        EXPECT_TRUE(budget) << "context " << context << ", block_tokens " << block_tokens;
+      }
 }
 
 TEST(NextUbatch, GrowsWhilePrefillWaitsForFlash) {

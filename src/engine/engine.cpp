@@ -226,6 +226,7 @@ bool Engine::attend(ggml_tensor* node) {
   if (node != pending_) return true;
   pending_ = nullptr;
   node->op = GGML_OP_FLASH_ATTN_EXT;
+  if (!step_outcome_) return false;  // ggml leaves the split, but goes on with the next one
   const ggml_tensor *q = node->src[0], *k = node->src[1], *v = node->src[2];
   const auto layer = cache_layer(k, "cache_k_l");
   HIFC_CHECK(layer.has_value());

@@ -45,7 +45,9 @@ size_t utf8_sequence(std::string_view text, size_t at) {
   return overlong || outside ? 0 : length;
 }
 
-Result<void> check_utf8(std::string_view text) {
+Result<void> check_text(std::string_view text) {
+  if (const size_t nul = text.find('\0'); nul != std::string_view::npos)
+    return failure(Code::kInvalid, fmt::format("the text has a NUL byte at offset {}", nul));
   for (size_t at = 0; at < text.size();) {
     const size_t length = utf8_sequence(text, at);
     if (length == 0)
@@ -152,7 +154,7 @@ uint64_t Model::weight_bytes() const {
 }
 
 Result<std::vector<int32_t>> Model::tokenize(std::string_view text, bool parse_special) const {
-  HIFC_TRY(check_utf8(text));
+  HIFC_TRY(check_text(text));
   std::vector<int32_t> tokens(text.size() + 8);
   const int32_t count = llama_tokenize(vocab_, text.data(), static_cast<int32_t>(text.size()),
                                        tokens.data(), static_cast<int32_t>(tokens.size()),
@@ -187,6 +189,7 @@ Result<std::string> Model::apply_chat_template(std::string_view user_text) const
   const char* chat_template = llama_model_chat_template(model_, nullptr);
   if (chat_template == nullptr)
     return failure(Code::kUnsupported, "the model has no chat template; use --raw");
+  HIFC_TRY(check_text(user_text));
   const std::string content(user_text);
   const llama_chat_message message{.role = "user", .content = content.c_str()};
   std::string text(content.size() + 4096, '\0');

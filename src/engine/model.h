@@ -34,8 +34,8 @@ class Model {
   uint32_t vocabulary_size() const;
   uint64_t weight_bytes() const;
 
-  // kInvalid names the first byte that is not UTF-8. Special tokens in `text` are parsed only with
-  // `parse_special`; the model's begin-of-text token is added where it wants one.
+  // kInvalid names the first byte that is not UTF-8, or is NUL. Special tokens in `text` are parsed
+  // only with `parse_special`; the model's begin-of-text token is added where it wants one.
   Result<std::vector<int32_t>> tokenize(std::string_view text, bool parse_special) const;
   std::string piece(int32_t token) const;  // may be part of a UTF-8 sequence
   bool ends_generation(int32_t token) const;

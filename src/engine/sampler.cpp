@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "llama.h"
@@ -17,7 +18,8 @@ Result<Sampler> Sampler::create(const SamplerOptions& options) {
   const auto refuse = [](std::string_view name, double value, std::string_view accepted) {
     return failure(Code::kInvalid, fmt::format("{} {} is not {}", name, value, accepted));
   };
-  if (!(options.temperature >= 0)) return refuse("--temp", options.temperature, "0 or more");
+  if (!(options.temperature >= 0) || !std::isfinite(options.temperature))
+    return refuse("--temp", options.temperature, "0 or more");
   if (options.top_k < 0) return refuse("--top-k", options.top_k, "0 or more");
   if (!(options.top_p > 0 && options.top_p <= 1))
     return refuse("--top-p", options.top_p, "above 0 and at most 1");

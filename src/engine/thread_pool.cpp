@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "ggml-cpu.h"
 #include "ggml.h"
 
@@ -38,6 +39,12 @@ Result<std::unique_ptr<ThreadPool>> ThreadPool::create(uint32_t threads) {
     return failure(Code::kInvalid,
                    fmt::format("threads {} is more than {}", threads, GGML_MAX_N_THREADS));
   if (threads == 0) threads = std::max(1u, std::thread::hardware_concurrency());
+  const uint32_t cores = std::max(1u, std::thread::hardware_concurrency());
+  if (threads > cores)
+    log_warn(
+        "{} threads on {} cores: llama's threads wait for each other busily, so this is many "
+        "times slower than --threads {}",
+        threads, cores, cores);
   const int count = static_cast<int>(threads);
   std::unique_ptr<ThreadPool> pool(new ThreadPool());
   pool->threads_ = threads;

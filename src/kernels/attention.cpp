@@ -309,7 +309,8 @@ Result<const Kernels*> kernels_for(Isa isa) {
 
 Result<const Kernels*> select_kernels() {
   constexpr std::array kBestFirst = {Isa::kAvx512, Isa::kAvx2, Isa::kPortable};
-  if (const char* forced = std::getenv("HIFC_FORCE_ISA")) {
+  const char* forced = std::getenv("HIFC_FORCE_ISA");
+  if (forced != nullptr && *forced != '\0') {
     for (const Isa isa : kBestFirst)
       if (to_string(isa) == forced) return kernels_for(isa);
     return failure(

@@ -1,6 +1,7 @@
 #include "tier/tiers.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
 
@@ -58,7 +59,6 @@ Result<void> Tiers::initialise(const TiersOptions& options) {
   for (uint64_t frame = frames; frame-- > 0;)
     free_.push_back(FrameId{static_cast<uint32_t>(frame)});
   if (!options.flash) return {};
-  ring_->register_memory(memory_.span());
   HIFC_ASSIGN(store_, flash::Store::open(*options.flash, *ring_));
   at(Tier::kCold).capacity_bytes = store_->capacity_bytes();
   return {};
@@ -126,6 +126,8 @@ Result<void> Tiers::store_groups(std::vector<flash::PutValue> groups, flash::Sto
 
 Result<void> Tiers::load(uint32_t layer, std::span<const flash::LaneRead> run,
                          flash::Store::ReadDone done) {
+  // Registering takes physical memory for all frames: not before something has to be read.
+  if (!std::exchange(registered_, true)) ring_->register_memory(memory_.span());
   return store_->read(layer, run, std::move(done));
 }
 

@@ -106,6 +106,7 @@ class Tiers {
 
   TiersOptions options_;
   io::AlignedMemory memory_;
+  bool registered_ = false;
   std::vector<Tier> owner_;    // [frame]
   std::vector<FrameId> free_;  // a stack: the frames used last are reused first
   std::array<TierCounters, kTierCount> counters_ = {};
