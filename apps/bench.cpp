@@ -34,10 +34,6 @@ struct BenchOptions {
   std::unique_ptr<ConfigOptions> config;
 };
 
-double milliseconds(uint64_t ns) {
-  return static_cast<double>(ns) / 1e6;
-}
-
 // What both benchmarks need: the model, the threads and enough tokens of real text.
 struct Bench {
   const BenchOptions& options;

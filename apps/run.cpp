@@ -32,10 +32,6 @@ struct RunOptions {
   std::unique_ptr<ConfigOptions> config;
 };
 
-double milliseconds(uint64_t ns) {
-  return static_cast<double>(ns) / 1e6;
-}
-
 class Run {
  public:
   explicit Run(const RunOptions& options) : options_(options) {}

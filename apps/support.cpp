@@ -45,23 +45,18 @@ void install_signal_handlers() {
 }
 
 Result<std::string> read_text(const std::string& path) {
-  if (path == "-") {
-    std::string text(std::istreambuf_iterator<char>(std::cin), {});
-    if (text.size() > kTextBytesMax) return too_long("-");
-    return text;
-  }
   errno = 0;
-  std::ifstream file(path, std::ios::binary);
+  std::ifstream file;
+  if (path != "-") file.open(path, std::ios::binary);
+  std::istream& input = path == "-" ? std::cin : file;
   std::string text;
-  if (file) {
-    std::array<char, 1 << 16> chunk;
-    while (file.read(chunk.data(), chunk.size()) || file.gcount() > 0) {
-      text.append(chunk.data(), static_cast<size_t>(file.gcount()));
-      if (text.size() > kTextBytesMax) return too_long(path);
-    }
-    if (file.eof()) file.clear();
+  std::array<char, 1 << 16> chunk;
+  while (input.read(chunk.data(), chunk.size()) || input.gcount() > 0) {
+    text.append(chunk.data(), static_cast<size_t>(input.gcount()));
+    if (text.size() > kTextBytesMax) return too_long(path);
   }
-  if (!file || errno == EISDIR)
+  // Reading ends at the end of the file; anything else is a failure.
+  if (!input.eof() || errno == EISDIR)
     return failure(Code::kIo, "text file '" + path + "' cannot be read", errno);
   return text;
 }

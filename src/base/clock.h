@@ -21,4 +21,8 @@ class SystemClock final : public Clock {
   }
 };
 
+inline double milliseconds(uint64_t ns) {
+  return static_cast<double>(ns) / 1e6;
+}
+
 }  // namespace hifc

@@ -138,14 +138,12 @@ void KvCache::plan() {
 Result<void> KvCache::attend(const LayerInput& input) {
   if (options_.cancelled != nullptr && options_.cancelled->load(std::memory_order_relaxed))
     return failure(Code::kCancelled, "interrupted");
-  const uint64_t start_ns = clock_.now_ns();
   auto outcome = append(input);
   if (outcome) {
     residency_.set_running(input.layer);
     outcome = stream(input);
     residency_.set_running(Residency::kNoLayer);
   }
-  statistics_.attention_ns += clock_.now_ns() - start_ns;
   return outcome;
 }
 
@@ -236,20 +234,23 @@ Result<void> KvCache::stream(const LayerInput& input) {
   return {};
 }
 
+KvCache::GroupRange KvCache::groups_of(uint32_t layer, uint32_t unit) const {
+  return {.first = std::max(placement_.first_visible_group(layer, step_.position),
+                            unit * groups_per_unit()),
+          .last = std::min(groups_end(), (unit + 1) * groups_per_unit())};
+}
+
 template <typename Visit>
 void KvCache::for_each_block(uint32_t layer, std::span<const uint32_t> units, Visit visit) {
-  const uint32_t first = placement_.first_visible_group(layer, step_.position);
-  for (const uint32_t unit : units)
-    for (uint32_t g = std::max(first, unit * groups_per_unit());
-         g < std::min(groups_end(), (unit + 1) * groups_per_unit()); ++g)
-      visit(g, sequence_.groups[g].blocks[layer]);
+  for (const uint32_t unit : units) {
+    const GroupRange range = groups_of(layer, unit);
+    for (uint32_t g = range.first; g < range.last; ++g) visit(g, sequence_.groups[g].blocks[layer]);
+  }
 }
 
 bool KvCache::ready(uint32_t layer, uint32_t unit) const {
-  const uint32_t first =
-      std::max(placement_.first_visible_group(layer, step_.position), unit * groups_per_unit());
-  const uint32_t last = std::min(groups_end(), (unit + 1) * groups_per_unit());
-  for (uint32_t g = first; g < last; ++g) {
+  const GroupRange range = groups_of(layer, unit);
+  for (uint32_t g = range.first; g < range.last; ++g) {
     const Block::State state = sequence_.groups[g].blocks[layer].state;
     if (state != Block::State::kResident && state != Block::State::kStaged) return false;
   }
@@ -296,14 +297,12 @@ Result<void> KvCache::wait_for_reads(uint32_t layer, std::span<const uint32_t> p
 
 // The last resort: the unit's missing blocks are read at the cost of what is stored besides them.
 bool KvCache::force_read(uint32_t layer, uint32_t unit) {
-  const uint32_t first =
-      std::max(placement_.first_visible_group(layer, step_.position), unit * groups_per_unit());
-  const uint32_t last = std::min(groups_end(), (unit + 1) * groups_per_unit());
+  const GroupRange range = groups_of(layer, unit);
   uint32_t missing = 0;
-  for (uint32_t g = first; g < last; ++g)
+  for (uint32_t g = range.first; g < range.last; ++g)
     missing += sequence_.groups[g].blocks[layer].state == Block::State::kAbsent ? 1 : 0;
-  residency_.make_room(missing, layer, first, last);
-  prefetcher_.rewind(first);
+  residency_.make_room(missing, layer, range.first, range.last);
+  prefetcher_.rewind(range.first);
   return prefetcher_.pump() > 0;
 }
 

@@ -47,10 +47,9 @@ struct CacheOptions {
 
 struct CacheStatistics {
   PrefetchStatistics prefetch;
-  uint64_t stall_ns = 0;      // attention waited for flash
-  uint64_t attention_ns = 0;  // attend() in all, stalls included
-  uint64_t lost_groups = 0;   // damaged or unreadable on flash, begun to be computed again
-  uint64_t kv_bytes = 0;      // K and V of all tokens now held
+  uint64_t stall_ns = 0;     // attention waited for flash
+  uint64_t lost_groups = 0;  // damaged or unreadable on flash, begun to be computed again
+  uint64_t kv_bytes = 0;     // K and V of all tokens now held
 };
 
 class KvCache {
@@ -117,6 +116,11 @@ class KvCache {
 
   Result<void> stream(const LayerInput& input);
   std::vector<uint32_t> take_ready(uint32_t layer, std::vector<uint32_t>& pending);
+  // The groups of a unit that the step sees in `layer`: [first, last).
+  struct GroupRange {
+    uint32_t first = 0, last = 0;
+  };
+  GroupRange groups_of(uint32_t layer, uint32_t unit) const;
   bool ready(uint32_t layer, uint32_t unit) const;
   bool worth_computing(uint32_t layer, std::span<const uint32_t> pending) const;
   Result<void> wait_for_reads(uint32_t layer, std::span<const uint32_t> pending);

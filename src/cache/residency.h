@@ -19,7 +19,6 @@ class Residency {
 
   // Frames that the running step will still take for blocks it fills; reading ahead leaves them.
   void expect_open(uint32_t frames) { expected_open_ = frames; }
-  uint32_t expected_open() const { return expected_open_; }
 
   // The layer that attention is at, or kNoLayer: its blocks stay where they are until used().
   static constexpr uint32_t kNoLayer = UINT32_MAX;

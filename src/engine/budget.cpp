@@ -50,6 +50,14 @@ Result<uint32_t> block_tokens(const Config& config, const kv::ModelShape& shape)
   return static_cast<uint32_t>(tokens);
 }
 
+// Flash that surely holds `need` bytes of groups: a segment's last batch may not fit into its rest.
+uint64_t flash_bytes_for(uint64_t need, uint64_t group_bytes) {
+  constexpr uint64_t kSegmentBytes = 256u << 20, kHeaders = 256u << 10;
+  const uint64_t batch = std::max(group_bytes, uint64_t{16} << 20);
+  const uint64_t segments = std::max<uint64_t>(4, need / kSegmentBytes + 1);
+  return need + segments * (batch + kHeaders);
+}
+
 class Planner {
  public:
   Planner(const Config& config, const kv::ModelShape& shape) : config_(config), shape_(shape) {}
@@ -85,9 +93,9 @@ class Planner {
     budget_.flash = !off && (config_.flash_path || config_.flash_cache_size);
     if (!budget_.flash) return;
     budget_.flash_path = config_.flash_path.value_or(default_flash_path());
-    // Twice the longest context leaves room for the segment being filled.
-    budget_.flash_bytes =
-        config_.flash_cache_size.value_or(std::max(kFlashBytesMin, 2 * budget_.kv_bytes_at_limit));
+    const uint64_t need = flash_bytes_for(budget_.kv_bytes_at_limit, budget_.group_bytes);
+    budget_.flash_bytes = config_.flash_cache_size.value_or(
+        std::max({kFlashBytesMin, 2 * budget_.kv_bytes_at_limit, need}));
   }
 
   void plan_hot() {
@@ -170,14 +178,6 @@ class Planner {
   Budget budget_;
 };
 
-// Flash that surely holds `need` bytes of groups: a segment's last batch may not fit into its rest.
-uint64_t flash_bytes_for(const Budget& budget, uint64_t need) {
-  constexpr uint64_t kSegmentBytes = 256u << 20, kHeaders = 256u << 10;
-  const uint64_t batch = std::max(budget.group_bytes, uint64_t{16} << 20);
-  const uint64_t segments = std::max<uint64_t>(4, need / kSegmentBytes + 1);
-  return need + segments * (batch + kHeaders);
-}
-
 }  // namespace
 
 Result<Budget> plan_budget(const Config& config, const kv::ModelShape& shape,
@@ -199,7 +199,7 @@ Result<void> check_fits(const Budget& budget, uint64_t tokens) {
                     tokens, format_size(need), format_size(budget.hot_bytes),
                     format_size(budget.warm_bytes),
                     format_size(memory_groups * budget.group_bytes)));
-  const uint64_t flash_need = flash_bytes_for(budget, need);
+  const uint64_t flash_need = flash_bytes_for(need, budget.group_bytes);
   if (flash_need <= budget.flash_bytes) return {};
   return failure(Code::kInvalid,
                  fmt::format("{} tokens need up to {} of flash, but flash_cache_size is {}", tokens,

@@ -178,6 +178,23 @@ TEST(Budget, AutomaticSizesSuffice) {
       }
 }
 
+// Groups larger than a segment too: what flash gets by default holds the longest context.
+TEST(Budget, AutomaticFlashHoldsTheContext) {
+  const kv::ModelShape large{.layers = 80,
+                             .query_heads = 64,
+                             .kv_heads = 64,
+                             .head_dim = 128,
+                             .window = std::vector<uint32_t>(80)};
+  for (const uint32_t context : {256u, 2048u, 32768u}) {
+    Config config;
+    config.flash_path = "/somewhere";
+    config.hot_cache_size = 0;
+    const auto budget = plan_budget(config, large, context);
+    ASSERT_TRUE(budget) << context;
+    EXPECT_TRUE(check_fits(*budget, context)) << context;
+  }
+}
+
 TEST(NextUbatch, GrowsWhilePrefillWaitsForFlash) {
   const ChunkOutcome waits{
       .ubatch_tokens = 512, .length = 2048, .chunk_ns = 1000, .stall_ns = 200, .frames = 100000};
