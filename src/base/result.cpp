@@ -14,6 +14,7 @@ std::string_view to_string(Code code) {
     case Code::kBusy: return "busy";
     case Code::kCorrupt: return "corrupt";
     case Code::kCancelled: return "cancelled";
+    case Code::kTimeout: return "timeout";
     case Code::kInternal: return "internal";
   }
   return "unknown";

@@ -19,6 +19,7 @@ enum class Code : uint8_t {
   kBusy,         // somebody else holds it
   kCorrupt,      // bytes failed verification
   kCancelled,    // the user asked to stop
+  kTimeout,      // a deadline passed
   kInternal,     // a defect of ours
 };
 

@@ -1,8 +1,8 @@
 // Asynchronous file I/O behind one interface; the only way HiFC touches bulk data on storage.
 //
-// A Ring is driven by one thread: submit(), poll() and wait() are called from the thread that owns
-// it, and completions run on that thread inside poll() and wait(). No completion runs inside
-// submit(). Backends: io_uring (O_DIRECT, registered buffers) and a pool of threads doing
+// A Ring is driven by one thread: submit(), poll() and the waits are called from the thread that
+// owns it, and completions run on that thread inside poll() and the waits. No completion runs
+// inside submit(). Backends: io_uring (O_DIRECT, registered buffers) and a pool of threads doing
 // preadv/pwritev, for systems where io_uring, O_DIRECT or the locked-memory limit say no.
 #pragma once
 
@@ -37,6 +37,10 @@ class File {
 
   // kNotFound when there is no such file; a file it creates has mode 0600.
   static Result<File> open(const std::string& path, Options options);
+  // Takes ownership of an open descriptor; `path` is for messages.
+  static File adopt(int descriptor, bool direct, std::string path) {
+    return {descriptor, direct, std::move(path)};
+  }
   File(File&& other) noexcept;
   File& operator=(File&& other) noexcept;
   ~File();
@@ -85,6 +89,8 @@ struct RingStatistics {
 
 class Ring {
  public:
+  static constexpr uint64_t kForever = UINT64_MAX;
+
   static Result<std::unique_ptr<Ring>> create(RingOptions options);
   virtual ~Ring() = default;  // waits for what is in flight and runs its completions
 
@@ -105,8 +111,11 @@ class Ring {
   // Runs the completions that have arrived, without blocking. Returns how many ran. What they
   // submit is on its way when poll() or wait() returns.
   virtual uint32_t poll() = 0;
-  // As poll(), but sleeps until at least one has arrived; returns 0 only if nothing is in flight.
-  virtual uint32_t wait() = 0;
+  // As poll(), but sleeps until at least one has arrived or the time has passed; 0 when none did,
+  // at once when nothing is in flight.
+  virtual uint32_t wait_for(uint64_t timeout_ns) = 0;
+  // Sleeps as long as it takes; returns 0 only if nothing is in flight.
+  uint32_t wait() { return wait_for(kForever); }
 
   virtual const RingStatistics& statistics() const = 0;
 };

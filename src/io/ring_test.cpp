@@ -1,13 +1,17 @@
 // What every backend must do; each test runs on io_uring and on threads.
 #include "io/ring.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <limits.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <functional>
+#include <string>
 
 #include "io/memory.h"
 #include "testing/temp_directory.h"
@@ -161,6 +165,51 @@ TEST_P(RingTest, PollingAloneBringsCompletions) {
   EXPECT_EQ(ring_->wait(), 0u);
 }
 
+// A pipe nobody writes to yet: a read of it stays in flight for as long as the test wants.
+class Silence {
+ public:
+  Silence() { EXPECT_EQ(pipe2(ends_, O_CLOEXEC), 0); }
+  ~Silence() {
+    if (!ended_) end();
+    ::close(ends_[0]);
+  }
+  int take_reader() const { return dup(ends_[0]); }
+  void end() {
+    ::close(ends_[1]);
+    ended_ = true;
+  }
+
+ private:
+  int ends_[2] = {};
+  bool ended_ = false;
+};
+
+TEST_P(RingTest, WaitingForATimeEndsWithNothing) {
+  EXPECT_EQ(ring_->wait_for(Ring::kForever), 0u) << "nothing is in flight";
+  if (GetParam() == Backend::kThreads) GTEST_SKIP() << "preadv refuses pipes at once";
+  Silence silence;
+  const File pipe = File::adopt(silence.take_reader(), false, "a pipe");
+  Request read = request(Operation::kRead, 0, {{target(0), kAlignment}});
+  read.file = &pipe;
+  ASSERT_TRUE(ring_->submit(std::move(read)));
+  EXPECT_EQ(ring_->wait_for(0), 0u);
+  EXPECT_EQ(ring_->wait_for(1'000'000), 0u);
+  EXPECT_EQ(ring_->in_flight(), 1u);
+  silence.end();
+  EXPECT_EQ(ring_->wait_for(Ring::kForever), 1u);
+  ASSERT_EQ(outcomes_.size(), 1u);
+  EXPECT_FALSE(outcomes_[0]);
+}
+
+TEST_P(RingTest, WaitingForATimeBringsWhatArrives) {
+  ASSERT_TRUE(ring_->submit(request(Operation::kWrite, 0, {{page(0), kAlignment}})));
+  while (ring_->wait_for(1'000) == 0) continue;
+  ASSERT_TRUE(ring_->submit(request(Operation::kSync, 0, {})));
+  EXPECT_EQ(ring_->wait_for(Ring::kForever - 1), 1u);
+  ASSERT_EQ(outcomes_.size(), 2u);
+  EXPECT_TRUE(outcomes_[1]);
+}
+
 TEST_P(RingTest, OneFailingRequestLeavesTheOthersAlone) {
   auto read_only = *File::open(directory_.file("data"), {.mode = File::Mode::kReadOnly});
   ASSERT_TRUE(run(request(Operation::kWrite, 0, {{page(0), kAlignment}})));
@@ -199,6 +248,44 @@ std::string backend_name(const ::testing::TestParamInfo<Backend>& parameter) {
 }
 INSTANTIATE_TEST_SUITE_P(Backends, RingTest, ::testing::Values(Backend::kUring, Backend::kThreads),
                          backend_name);
+
+// The descriptor of the only io_uring instance of this process; -1 where there is none.
+int uring_descriptor() {
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", ignored))
+    if (std::filesystem::read_symlink(entry.path(), ignored) == "anon_inode:[io_uring]")
+      return std::stoi(entry.path().filename());
+  return -1;
+}
+
+TEST(UringTest, WhatTheKernelRefusesForGoodCompletesWithItsError) {
+  auto ring = Ring::create({.backend = Backend::kUring, .depth = 4});
+  if (!ring) GTEST_SKIP() << ring.error().message();
+  const testing::TempDirectory directory;
+  const File file = *File::open(directory.file("a"), {.mode = File::Mode::kCreate});
+  // From here on io_uring_enter meets something that is no ring.
+  const File null = *File::open("/dev/null", {.direct = false});
+  const int descriptor = uring_descriptor();
+  ASSERT_GE(descriptor, 0);
+  ASSERT_EQ(dup2(null.descriptor(), descriptor), descriptor);
+
+  std::vector<Result<void>> outcomes;
+  const auto submit = [&] {
+    return (*ring)->submit({.operation = Operation::kSync,
+                            .file = &file,
+                            .done = [&](Result<void> result) { outcomes.push_back(result); }});
+  };
+  for (int i = 0; i < 4; ++i) ASSERT_TRUE(submit());
+  EXPECT_TRUE(outcomes.empty()) << "no completion runs inside submit()";
+  EXPECT_EQ((*ring)->wait(), 4u);
+  ASSERT_TRUE(submit());
+  EXPECT_EQ((*ring)->wait_for(1'000'000'000), 1u);
+  for (const auto& outcome : outcomes) {
+    ASSERT_FALSE(outcome);
+    EXPECT_EQ(outcome.error().code, Code::kIo);
+    EXPECT_NE(outcome.error().system_errno, 0);
+  }
+}
 
 TEST(RingCreateTest, AutomaticAlwaysFindsABackend) {
   const auto ring = Ring::create({});

@@ -1,6 +1,7 @@
 // The backend for systems without io_uring: worker threads that block in preadv and pwritev.
 #include <fmt/format.h>
 
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <exception>
@@ -14,6 +15,8 @@
 
 namespace hifc::io {
 namespace {
+
+constexpr uint64_t kLongestSleepNs = uint64_t{1} << 60;  // 36 years
 
 class ThreadsRing final : public Ring {
  public:
@@ -69,11 +72,16 @@ class ThreadsRing final : public Ring {
     return completed;
   }
 
-  uint32_t wait() override {
+  uint32_t wait_for(uint64_t timeout_ns) override {
     if (in_flight_ == 0) return 0;
     {
       std::unique_lock lock(mutex_);
-      transfer_finished_.wait(lock, [this] { return !finished_.empty(); });
+      const auto arrived = [this] { return !finished_.empty(); };
+      // A deadline further away than the clock reaches would overflow it.
+      if (timeout_ns > kLongestSleepNs)
+        transfer_finished_.wait(lock, arrived);
+      else
+        transfer_finished_.wait_for(lock, std::chrono::nanoseconds(timeout_ns), arrived);
     }
     return poll();
   }

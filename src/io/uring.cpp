@@ -1,13 +1,16 @@
 // The io_uring backend: O_DIRECT transfers without threads, from registered memory where possible.
 #include <fmt/format.h>
 #include <liburing.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <optional>
 #include <utility>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/log.h"
 #include "io/backends.h"
 #include "io/transfer.h"
@@ -38,6 +41,9 @@ class UringRing final : public Ring {
     if (status == -EINVAL) status = io_uring_queue_init(depth(), &ring_, 0);
     if (status < 0) return failure(Code::kUnsupported, "io_uring is not available", -status);
     open_ = true;
+    // Without it, liburing makes a timeout a request of its own, which has no slot here.
+    if ((ring_.features & IORING_FEAT_EXT_ARG) == 0)
+      return failure(Code::kUnsupported, "io_uring of this kernel has no timeouts", ENOSYS);
     return {};
   }
 
@@ -49,7 +55,7 @@ class UringRing final : public Ring {
   }
   uint32_t depth() const override { return static_cast<uint32_t>(slots_.size()); }
   uint32_t poll() override;
-  uint32_t wait() override;
+  uint32_t wait_for(uint64_t timeout_ns) override;
   const RingStatistics& statistics() const override { return statistics_; }
 
  private:
@@ -58,6 +64,10 @@ class UringRing final : public Ring {
   void prepare(uint32_t slot);
   void prepare_transfer(io_uring_sqe* entry, const Transfer& transfer);
   void flush();
+  void sleep(uint64_t timeout_ns);
+  void refuse_queued(int status);
+  void complete(uint32_t slot);
+  uint32_t complete_refused();
   uint32_t reap();
 
   io_uring ring_ = {};
@@ -65,6 +75,7 @@ class UringRing final : public Ring {
   uint32_t polling_ = 0;                        // nesting of reap()
   std::vector<std::optional<Transfer>> slots_;  // [depth]; the index is the entry's user data
   std::vector<uint32_t> free_slots_;
+  std::vector<uint32_t> refused_slots_;  // failed in submission, to be completed
   std::vector<iovec> slices_;  // registered memory; the index is the kernel's buffer index
   bool sparse_table_ = false;
   RingStatistics statistics_;
@@ -129,8 +140,10 @@ Result<void> UringRing::submit(Request request) {
   free_slots_.pop_back();
   slots_[slot].emplace(std::move(request));
   prepare(slot);
-  // What completions submit goes to the kernel in one call, at the end of poll().
-  if (polling_ == 0) flush();
+  // What completions submit goes to the kernel in few calls; not all in one at the end of poll(),
+  // since the device would idle until then.
+  constexpr unsigned kQueuedMax = 4;
+  if (polling_ == 0 || io_uring_sq_ready(&ring_) >= kQueuedMax) flush();
   return {};
 }
 
@@ -163,14 +176,61 @@ void UringRing::prepare_transfer(io_uring_sqe* entry, const Transfer& transfer) 
     io_uring_prep_write_fixed(entry, descriptor, memory, bytes, offset, index);
 }
 
-// Entries that the kernel does not take now (EAGAIN, EBUSY, EINTR) stay queued for the next flush.
+// Entries that the kernel does not take now stay queued for the next flush.
+bool is_transient(int status) {
+  return status == -EAGAIN || status == -EBUSY || status == -EINTR;
+}
+
 void UringRing::flush() {
-  if (io_uring_sq_ready(&ring_) > 0) io_uring_submit(&ring_);
+  if (io_uring_sq_ready(&ring_) == 0) return;
+  const int status = io_uring_submit(&ring_);
+  if (status < 0 && !is_transient(status)) refuse_queued(status);
+}
+
+void UringRing::sleep(uint64_t timeout_ns) {
+  constexpr uint64_t kSecondNs = 1'000'000'000;
+  __kernel_timespec timeout = {.tv_sec = static_cast<int64_t>(timeout_ns / kSecondNs),
+                               .tv_nsec = static_cast<int64_t>(timeout_ns % kSecondNs)};
+  io_uring_cqe* entry = nullptr;
+  const int status = timeout_ns == kForever
+                         ? io_uring_submit_and_wait(&ring_, 1)
+                         : io_uring_submit_and_wait_timeout(&ring_, &entry, 1, &timeout, nullptr);
+  if (status >= 0 || status == -ETIME || is_transient(status)) return;
+  refuse_queued(status);
+  sched_yield();  // what the kernel took before still arrives; there is nothing left to sleep on
+}
+
+// io_uring_enter itself failed, so that none of what is queued will ever be answered. The kernel
+// reads the queue inside that call only: what it has not taken can be taken back.
+void UringRing::refuse_queued(int status) {
+  io_uring_sq& queue = ring_.sq;
+  for (unsigned position = *queue.khead; position != queue.sqe_tail; ++position) {
+    const auto slot = static_cast<uint32_t>(queue.sqes[position & queue.ring_mask].user_data);
+    slots_[slot]->fail(
+        {.code = Code::kIo,
+         .system_errno = -status,
+         .context = fmt::format("cannot submit a request on {}", slots_[slot]->file().path())});
+    refused_slots_.push_back(slot);
+  }
+  queue.sqe_head = queue.sqe_tail = *queue.ktail = *queue.khead;
+}
+
+void UringRing::complete(uint32_t slot) {
+  Transfer transfer = std::move(*slots_[slot]);
+  slots_[slot].reset();
+  free_slots_.push_back(slot);
+  transfer.complete(statistics_);
+}
+
+uint32_t UringRing::complete_refused() {
+  const std::vector<uint32_t> slots = std::exchange(refused_slots_, {});
+  for (const uint32_t slot : slots) complete(slot);
+  return static_cast<uint32_t>(slots.size());
 }
 
 uint32_t UringRing::reap() {
   ++polling_;
-  uint32_t completed = 0;
+  uint32_t completed = complete_refused();
   io_uring_cqe* entry = nullptr;
   while (io_uring_peek_cqe(&ring_, &entry) == 0) {
     const auto slot = static_cast<uint32_t>(io_uring_cqe_get_data64(entry));
@@ -180,11 +240,8 @@ uint32_t UringRing::reap() {
       prepare(slot);
       continue;
     }
-    Transfer transfer = std::move(*slots_[slot]);
-    slots_[slot].reset();
-    free_slots_.push_back(slot);
     ++completed;
-    transfer.complete(statistics_);
+    complete(slot);
   }
   --polling_;
   return completed;
@@ -197,11 +254,16 @@ uint32_t UringRing::poll() {
   return completed;
 }
 
-uint32_t UringRing::wait() {
+uint32_t UringRing::wait_for(uint64_t timeout_ns) {
+  const SystemClock clock;
+  const uint64_t start_ns = clock.now_ns();
+  uint64_t left_ns = timeout_ns;
   uint32_t completed = poll();
-  while (completed == 0 && in_flight() > 0) {
-    io_uring_submit_and_wait(&ring_, 1);  // EINTR and EAGAIN come round again
+  while (completed == 0 && in_flight() > 0 && left_ns > 0) {
+    sleep(left_ns);  // EINTR and EAGAIN come round again
     completed = poll();
+    if (timeout_ns != kForever)
+      left_ns = timeout_ns - std::min(timeout_ns, clock.now_ns() - start_ns);
   }
   return completed;
 }
