@@ -31,12 +31,25 @@ TEST(ConfigOptions, WithoutFlagsGivesTheDefaults) {
 }
 
 TEST(ConfigOptions, EveryKeyHasItsFlag) {
-  const std::vector<std::pair<std::string, std::string>> values = {
-      {"flash_cache_size", "64 GB"}, {"flash_path", "/f"},       {"hot_cache_ratio", "0.5"},
-      {"hot_cache_size", "1GiB"},    {"warm_cache_size", "2GB"}, {"prefetch_window", "3"},
-      {"prefetch_workers", "5"},     {"block_tokens", "128"},    {"block_bytes", "4MiB"},
-      {"context", "8192"},           {"ubatch", "256"},          {"threads", "2"},
-      {"deterministic", "true"},     {"io_backend", "uring"},    {"direct_io", "false"}};
+  const std::vector<std::pair<std::string, std::string>> values = {{"flash_free_space", "1GiB"},
+                                                                   {"flash_deadline", "3"},
+                                                                   {"tenant", "me"},
+                                                                   {"resume", "false"},
+                                                                   {"flash_cache_size", "64 GB"},
+                                                                   {"flash_path", "/f"},
+                                                                   {"hot_cache_ratio", "0.5"},
+                                                                   {"hot_cache_size", "1GiB"},
+                                                                   {"warm_cache_size", "2GB"},
+                                                                   {"prefetch_window", "3"},
+                                                                   {"prefetch_workers", "5"},
+                                                                   {"block_tokens", "128"},
+                                                                   {"block_bytes", "4MiB"},
+                                                                   {"context", "8192"},
+                                                                   {"ubatch", "256"},
+                                                                   {"threads", "2"},
+                                                                   {"deterministic", "true"},
+                                                                   {"io_backend", "uring"},
+                                                                   {"direct_io", "false"}};
   EXPECT_EQ(values.size(), config_keys().size());
   for (const auto& [name, value] : values) {
     const ConfigKey* const key = find_config_key(name);

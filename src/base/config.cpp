@@ -54,7 +54,8 @@ constexpr ConfigKey size_key(std::string_view name, std::string_view help) {
       },
       .print =
           [](const Config& config) {
-            return config.*kField ? fmt::to_string(*(config.*kField)) : std::string();
+            const uint64_t* const value = open_or_value(config.*kField);
+            return value != nullptr ? fmt::to_string(*value) : std::string();
           }};
 }
 
@@ -163,6 +164,20 @@ std::string print_path(const Config& config) {
   return config.flash_path.value_or("");
 }
 
+// A name is for people; whatever is longer was meant to be something else.
+constexpr size_t kTenantBytesMost = 256;
+
+Result<void> parse_tenant(Config& config, std::string_view value, std::string_view shown) {
+  if (value.size() > kTenantBytesMost)
+    return refuse(shown, value, fmt::format("a name of at most {} bytes", kTenantBytesMost));
+  config.tenant = value;
+  return {};
+}
+
+std::string print_tenant(const Config& config) {
+  return config.tenant;
+}
+
 constexpr uint64_t kBlockBytesLeast = 4096;
 constexpr uint64_t kBlockBytesMost = 1ull << 30;
 
@@ -206,6 +221,13 @@ constexpr std::array kKeys = {
         .help = "Directory of the flash tier; created if missing, used by one process at a time",
         .parse = parse_path,
         .print = print_path},
+    size_key<&Config::flash_free_space>(
+        "flash_free_space",
+        "Bytes that stay free on the file system of flash_path (default 64MiB)"),
+    // A day and more is no deadline.
+    count_key<&Config::flash_deadline, 0, 86400>(
+        "flash_deadline",
+        "Seconds after which a read or write of flash counts as failed; 0: never (default 10)"),
     ConfigKey{.name = "hot_cache_ratio",
               .value_hint = "0..1",
               .help =
@@ -243,6 +265,12 @@ constexpr std::array kKeys = {
     switch_key<&Config::deterministic>(
         "deterministic",
         "Bit-identical results whatever the chunking, resumption and batching (default false)"),
+    switch_key<&Config::resume>("resume", "Reuse stored KV of a prompt's prefix (default true)"),
+    ConfigKey{.name = "tenant",
+              .value_hint = "NAME",
+              .help = "Cache entries are shared only within one tenant name (default: no name)",
+              .parse = parse_tenant,
+              .print = print_tenant},
     ConfigKey{.name = "io_backend",
               .value_hint = "auto|uring|threads",
               .help =

@@ -25,6 +25,8 @@ enum class IoBackend : uint8_t { kAutomatic, kUring, kThreads };
 struct Config {
   std::optional<uint64_t> flash_cache_size = {};  // 0: no flash
   std::optional<std::string> flash_path = {};
+  uint64_t flash_free_space = 64ull << 20;
+  uint32_t flash_deadline = 10;                  // seconds; 0: never
   std::optional<double> hot_cache_ratio = {};    // 0 to 1
   std::optional<uint64_t> hot_cache_size = {};   // empty: automatic; the smaller of the two wins
   std::optional<uint64_t> warm_cache_size = {};  // empty: automatic
@@ -36,6 +38,8 @@ struct Config {
   uint32_t ubatch = 0;                        // tokens; 0: automatic
   uint32_t threads = 0;                       // 0: all cores
   bool deterministic = false;
+  bool resume = true;
+  std::string tenant = {};
   IoBackend io_backend = IoBackend::kAutomatic;
   bool direct_io = true;
 

@@ -33,12 +33,16 @@ std::string refused_yaml(std::string_view yaml) {
 
 TEST(ParseConfig, ReadsEveryKey) {
   const Config config = accepted(
-      "  flash_cache_size: 64 GB\n  flash_path: /flash\n  hot_cache_ratio: 0.6\n"
+      "  flash_cache_size: 64 GB\n  flash_path: /flash\n  flash_free_space: 1GiB\n"
+      "  flash_deadline: 30\n  hot_cache_ratio: 0.6\n"
       "  hot_cache_size: 2GiB\n  warm_cache_size: auto\n  prefetch_window: 1024\n"
       "  prefetch_workers: 64\n  block_tokens: 4096\n  context: 32768\n  ubatch: 512\n"
-      "  threads: 2\n  deterministic: true\n  io_backend: threads\n  direct_io: false\n");
+      "  threads: 2\n  deterministic: true\n  resume: false\n  tenant: \"alice: 2\"\n"
+      "  io_backend: threads\n  direct_io: false\n");
   const Config expected = {.flash_cache_size = 64'000'000'000,
                            .flash_path = "/flash",
+                           .flash_free_space = 1ull << 30,
+                           .flash_deadline = 30,
                            .hot_cache_ratio = 0.6,
                            .hot_cache_size = 2ull << 30,
                            .warm_cache_size = std::nullopt,
@@ -50,6 +54,8 @@ TEST(ParseConfig, ReadsEveryKey) {
                            .ubatch = 512,
                            .threads = 2,
                            .deterministic = true,
+                           .resume = false,
+                           .tenant = "alice: 2",
                            .io_backend = IoBackend::kThreads,
                            .direct_io = false};
   EXPECT_EQ(config, expected);
@@ -113,9 +119,18 @@ TEST(ParseConfig, RefusesValuesOutsideTheRange) {
                           "block_tokens: 0",       "block_tokens: 192",     "block_tokens: 4160",
                           "block_bytes: 0",        "block_bytes: 2GiB",     "context: 2147483648",
                           "ubatch: 65537",         "threads: 513",          "threads: 99999999999",
-                          "flash_path: ''",        "direct_io: yes"}) {
+                          "flash_path: ''",        "direct_io: yes",        "resume: 1",
+                          "flash_deadline: 86401", "flash_deadline: 0.5",   "flash_deadline: -1",
+                          "flash_free_space: -1",  "flash_free_space: auto"}) {
     EXPECT_FALSE(parse_config(document("  " + std::string(line)), "t").has_value()) << line;
   }
+}
+
+TEST(ParseConfig, TenantIsAnyNameOfAtMost256Bytes) {
+  EXPECT_EQ(accepted("  tenant: " + std::string(256, 'a') + "\n").tenant, std::string(256, 'a'));
+  EXPECT_EQ(accepted("  tenant: ''\n", {.tenant = "alice"}).tenant, "");
+  const std::string sentence = refused("  tenant: " + std::string(257, 'a') + "\n");
+  EXPECT_TRUE(sentence.ends_with("accepted is a name of at most 256 bytes")) << sentence;
 }
 
 TEST(ParseConfig, RefusesWhatIsNotOneValue) {
@@ -217,11 +232,15 @@ TEST(Preset, UnknownNameListsTheAccepted) {
 TEST(ConfigKeys, PrintedValuesAreAcceptedAgain) {
   const Config full = {.flash_cache_size = 1,
                        .flash_path = "/f",
+                       .flash_free_space = 0,
+                       .flash_deadline = 0,
                        .hot_cache_ratio = 0.1,
                        .hot_cache_size = 2,
                        .warm_cache_size = std::nullopt,
                        .block_tokens = 64,
                        .deterministic = true,
+                       .resume = false,
+                       .tenant = std::string(" \n\"~\0", 5),
                        .io_backend = IoBackend::kUring};
   for (const Config& config : {Config{}, full}) {
     Config copy;

@@ -1,29 +1,21 @@
 // Golden values: stored blocks must stay findable by every later process (made with Python's
-// hashlib.blake2b, digest_size=32).
+// hashlib.blake2b, digest_size=32, and for tails and records person=b"hifc/kv/tail" and
+// b"hifc/kv/record").
 #include "kv/key.h"
 
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <cstring>
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "kv/key_fixture.h"
+
 namespace hifc::kv {
 namespace {
-
-std::string hex(const std::array<std::byte, 32>& bytes) {
-  std::string text;
-  for (const std::byte byte : bytes) text += fmt::format("{:02x}", static_cast<unsigned>(byte));
-  return text;
-}
-
-Fingerprint counting() {
-  Fingerprint fingerprint;
-  for (size_t i = 0; i < fingerprint.size(); ++i) fingerprint[i] = static_cast<std::byte>(i);
-  return fingerprint;
-}
 
 TEST(GroupKey, EqualsTheGoldenValues) {
   const GroupKey root = root_key(counting(), 256);
@@ -32,12 +24,73 @@ TEST(GroupKey, EqualsTheGoldenValues) {
   EXPECT_EQ(hex(first), "59d48923eb666131688003b4f4c8466086dd02040c14b2ba948a573a67fbcfb1");
   const GroupKey second = next_key(first, std::vector<int32_t>{5, 6, 7, 49151});
   EXPECT_EQ(hex(second), "53fdfff6f5cb3c9f8bb0150fcc63170aa16238e123beb162c4bea0684ee95aeb");
+  const GroupKey tail = tail_key(root, std::vector<int32_t>{1, 2, 3});
+  EXPECT_EQ(hex(tail), "e2614bab85e0f0985114de3c2129d7717da7222c910a0d71adb450188da21ce8");
+  EXPECT_EQ(hex(tail_key(root, {})),
+            "3b8f33d442c9dd76a5cbdcbb921b8c0abf73fa63ae572a7c84a1281466735e8b");
 }
 
-TEST(GroupKey, DigestEqualsTheGoldenValue) {
-  const std::string text = "hifc";
-  EXPECT_EQ(hex(digest(std::as_bytes(std::span(text)))),
+std::span<const std::byte> bytes_of(std::string_view text) {
+  return std::as_bytes(std::span(text));
+}
+
+TEST(Digest, EqualsTheGoldenValues) {
+  EXPECT_EQ(hex(digest(bytes_of("hifc"))),
             "ace6561dc6d0e090971e36e192b217efa2667c1a5a45609fbe19a86ac526e65a");
+  EXPECT_EQ(hex(keyed_digest("domain", bytes_of("hifc"))),
+            "e9d850bdc286d5f781d1ca3c73dfe02a6a14136c4ccd91d16e781311afd0705d");
+  EXPECT_EQ(hex(record_key("file-digest", bytes_of("name"))),
+            "a60447efeebfa3dc1374ec94efa8a1b28ef36684eabce68dc8352d31448bc8cf");
+}
+
+// The tests of golden values again, each time in a new process.
+TEST(Keys, EqualTheGoldenValuesInThreeProcesses) {
+  const std::string program = std::filesystem::read_symlink("/proc/self/exe");
+  const std::string command = "'" + program + "' --gtest_filter='*EqualsTheGoldenValues'";
+  for (int process = 0; process < 3; ++process) {
+    std::FILE* const output = popen(command.c_str(), "r");
+    ASSERT_NE(output, nullptr);
+    std::string text(1 << 16, '\0');
+    text.resize(std::fread(text.data(), 1, text.size(), output));
+    EXPECT_EQ(pclose(output), 0) << text;
+    EXPECT_NE(text.find("[  PASSED  ] 3 tests"), std::string::npos) << text;
+  }
+}
+
+TEST(Digest, DoesNotDependOnThePieces) {
+  std::string text(1000, 'x');
+  for (size_t i = 0; i < text.size(); ++i) text[i] = static_cast<char>(i * 7);
+  for (const size_t piece : {1u, 63u, 128u, 129u, 1000u}) {
+    DigestStream stream;
+    for (size_t at = 0; at < text.size(); at += piece)
+      stream.update(bytes_of(text).subspan(at, std::min(piece, text.size() - at)));
+    EXPECT_EQ(stream.finish(), digest(bytes_of(text))) << piece;
+  }
+  EXPECT_EQ(DigestStream().finish(), digest({}));
+}
+
+TEST(Digest, RecordsOfOtherDomainsAndOtherFunctionsHaveOtherKeys) {
+  const std::string name(32, 'n');
+  const std::set<GroupKey> keys = {record_key("a", bytes_of(name)),
+                                   record_key("b", bytes_of(name)),
+                                   record_key("an", bytes_of(name.substr(1))),
+                                   record_key(std::string("a\0", 2), bytes_of(name)),
+                                   record_key(name, bytes_of(name)),
+                                   keyed_digest("a", bytes_of(name)),
+                                   digest(bytes_of(name))};
+  EXPECT_EQ(keys.size(), 7u);
+}
+
+TEST(GroupKey, OfATailIsNeverThatOfAFullGroup) {
+  const GroupKey root = root_key(counting(), 64);
+  std::set<GroupKey> keys = {root};
+  std::vector<int32_t> tokens;
+  for (int32_t token = 0; token < 64; ++token) {
+    EXPECT_TRUE(keys.insert(tail_key(root, tokens)).second) << token;
+    EXPECT_TRUE(keys.insert(next_key(root, tokens)).second) << token;
+    tokens.push_back(token);
+  }
+  EXPECT_NE(tail_key(root, tokens), tail_key(next_key(root, {}), tokens));
 }
 
 TEST(GroupKey, DiffersWithEveryByteOfTheFingerprintAndWithBlockTokens) {
