@@ -1,4 +1,4 @@
-// Bandwidth of the flash directory by fio, the yardstick that HiFC's reads are held against.
+// Speed of the flash directory by fio, the yardstick that HiFC's reads and writes are held against.
 #pragma once
 
 #include <cstdint>
@@ -13,17 +13,22 @@ struct FioResult {
   double core_s_per_gb = 0;  // processor time, user and system
 };
 
+enum class FioPattern : uint8_t { kRead, kRandomRead, kWrite };
+
 struct FioOptions {
   std::string directory;
-  uint64_t file_bytes = 0;  // the working set: drives and hosts cache small ones
-  uint64_t read_bytes = 0;  // of one read; rounded to 4 KiB
+  FioPattern pattern = FioPattern::kRead;
+  uint64_t file_bytes = 0;   // the working set: drives and hosts cache small ones
+  uint64_t block_bytes = 0;  // of one transfer; rounded to 4 KiB
   uint32_t depth = 1;
+  double seconds = 1;
 };
 
-// io_uring with O_DIRECT and registered buffers, over and over through a file of written extents,
-// for about a second each in order and at random; gives the faster. The file stays until
-// remove_fio_file(). kNotFound when there is no fio.
-Result<FioResult> measure_reads(const FioOptions& options);
-void remove_fio_file(const std::string& directory);
+// io_uring with O_DIRECT and registered buffers in huge pages, over and over through a file whose
+// extents have been written before. The file stays in the directory. kNotFound when there is no
+// fio.
+Result<FioResult> run_fio(const FioOptions& options);
+// In order and at random; gives the faster.
+Result<FioResult> measure_reads(FioOptions options);
 
 }  // namespace hifc::apps

@@ -51,6 +51,12 @@ Json prefetch_json(const cache::PrefetchStatistics& prefetch) {
           {"share_fetched", ratio(count(prefetch.blocks_fetched), count(prefetch.blocks_wanted))}};
 }
 
+Json resume_json(const engine::ResumeReport& resume) {
+  return {{"decision", engine::to_string(resume.decision)},
+          {"stored_tokens", resume.stored_tokens},
+          {"load_ms", milliseconds(resume.load_ns)}};
+}
+
 std::string percent(uint64_t part, uint64_t whole) {
   if (whole == 0) return "-";
   return fmt::format("{:.1f} %", 100.0 * static_cast<double>(part) / static_cast<double>(whole));
@@ -79,7 +85,7 @@ Json run_report(engine::Engine& engine, const RunMeasurements& run) {
   Json report = {
       {"model", engine.model().description()},
       {"prompt_tokens", run.prompt_tokens},
-      {"reused_tokens", run.reused_tokens},
+      {"reused_tokens", engine.resume_report().reused_tokens},
       {"generated_tokens", run.generated_tokens},
       {"ttft_ms", run.ttft_ms > 0 ? Json(run.ttft_ms) : Json(nullptr)},
       {"prefill_tokens_per_s", ratio(1000.0 * run.computed_tokens, run.prefill_ms)},
@@ -94,6 +100,7 @@ Json run_report(engine::Engine& engine, const RunMeasurements& run) {
     report["tiers"][std::string(tier::to_string(tier))] = tier_json(tiers.counters(tier));
   report["flash"] = flash_json(tiers, run.prefill_ms + decode_ms * tokens);
   report["prefetch"] = prefetch_json(cache.prefetch);
+  report["resume"] = resume_json(engine.resume_report());
   report["recomputed_groups"] = engine.statistics().recomputed_groups;
   report["stall_ms_per_token"] = tokens > 0 ? Json(stall_ms) : Json(nullptr);
   report["compute_ms_per_token"] = tokens > 0 ? Json(decode_ms - stall_ms) : Json(nullptr);
@@ -122,10 +129,15 @@ std::string run_table(engine::Engine& engine, const RunMeasurements& run) {
                    percent(counters.hits, hits), format_size(counters.bytes_read),
                    format_size(counters.bytes_written)});
   }
-  std::string text =
-      fmt::format("\nprompt {} of {} tokens in {:.2f} s ({:.0f} tokens/s)", run.computed_tokens,
-                  run.prompt_tokens, run.prefill_ms / 1000,
-                  run.prefill_ms > 0 ? 1000.0 * run.computed_tokens / run.prefill_ms : 0);
+  const engine::ResumeReport& resume = engine.resume_report();
+  std::string text = "\n";
+  if (resume.decision != engine::ResumeDecision::kOff)
+    text +=
+        fmt::format("reused {} of {} prompt tokens ({} stored: {})\n", resume.reused_tokens,
+                    run.prompt_tokens, resume.stored_tokens, engine::to_string(resume.decision));
+  text += fmt::format("prompt {} of {} tokens in {:.2f} s ({:.0f} tokens/s)", run.computed_tokens,
+                      run.prompt_tokens, run.prefill_ms / 1000,
+                      run.prefill_ms > 0 ? 1000.0 * run.computed_tokens / run.prefill_ms : 0);
   text += run.ttft_ms > 0 ? fmt::format(", first token after {:.2f} s\n", run.ttft_ms / 1000)
                           : ", interrupted\n";
   const double decode_ms = mean(run.token_ms);

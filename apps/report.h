@@ -13,8 +13,7 @@ namespace hifc::apps {
 struct RunMeasurements {
   std::string text;
   uint32_t prompt_tokens = 0;
-  uint32_t reused_tokens = 0;
-  uint32_t computed_tokens = 0;  // of the prompt; fewer than all if interrupted
+  uint32_t computed_tokens = 0;  // of the prompt, after the reused ones; fewer if interrupted
   uint32_t generated_tokens = 0;
   double ttft_ms = 0;  // prefill and the first token's sampling; 0: interrupted before
   double prefill_ms = 0;

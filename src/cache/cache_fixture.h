@@ -89,6 +89,10 @@ struct CacheSetup {
   uint32_t warm_frames = 0;
   bool flash = false;
   uint64_t flash_bytes = 64u << 20;
+  std::string directory = {};  // of the store; empty: the session's own
+  uint64_t deadline_ns = 10'000'000'000;
+  const Clock* clock = nullptr;  // null: the system's
+  std::byte fingerprint{7};
   io::RingOptions ring = {};
   io::Ring* own_ring = nullptr;  // instead of `ring`
   uint32_t threads = 1;
@@ -127,18 +131,38 @@ class Session {
                                .flash = {},
                                .ring = setup_.ring};
     if (setup_.flash)
-      options.flash = flash::StoreOptions{.directory = directory_.file("store"),
-                                          .capacity_bytes = setup_.flash_bytes};
+      options.flash = flash::StoreOptions{.directory = store_path().string(),
+                                          .capacity_bytes = setup_.flash_bytes,
+                                          .deadline_ns = setup_.deadline_ns,
+                                          .clock = setup_.clock};
     HIFC_ASSIGN(tiers, setup_.own_ring != nullptr ? tier::Tiers::create(options, *setup_.own_ring)
                                                   : tier::Tiers::create(options));
     HIFC_ASSIGN(const kernels::Kernels* kernels, kernels::select_kernels());
     HIFC_ASSIGN(cache, KvCache::create({.shape = inputs_.shape,
                                         .block_tokens = setup_.block_tokens,
-                                        .fingerprint = {std::byte{7}},
+                                        .fingerprint = {setup_.fingerprint},
                                         .prefetch = setup_.prefetch,
                                         .cancelled = setup_.cancelled},
-                                       *tiers, *kernels, parallel_, clock_));
+                                       *tiers, *kernels, parallel_, clock()));
     return {};
+  }
+
+  const Clock& clock() const { return setup_.clock != nullptr ? *setup_.clock : system_clock_; }
+
+  // Begins with what flash has of the first `count` tokens; how many that is.
+  uint32_t resume(uint32_t count, uint64_t patience_ns = 10'000'000'000) {
+    const auto tokens = std::span(inputs_.tokens).first(count);
+    const Patience patience{.clock = &clock(), .until_ns = clock().now_ns() + patience_ns};
+    StoredPrefix prefix = cache->find_stored(tokens, patience);
+    KvCache::Loaded loaded;
+    if (prefix.tail) {
+      if (auto tail = cache->load(prefix, prefix.groups(), patience))
+        loaded.tail.emplace(std::move(*tail));
+      else
+        prefix.tail.reset();
+    }
+    cache->adopt(tokens, std::move(prefix), std::move(loaded));
+    return cache->length();
   }
 
   // One step of the protocol, aborted if it fails.
@@ -223,9 +247,13 @@ class Session {
     return step(cache->length(), count);
   }
 
+  std::filesystem::path store_path() const {
+    return setup_.directory.empty() ? directory_.path() / "store"
+                                    : std::filesystem::path(setup_.directory);
+  }
   std::vector<std::filesystem::path> segments() const {
     std::vector<std::filesystem::path> paths;
-    for (const auto& entry : std::filesystem::directory_iterator(directory_.path() / "store"))
+    for (const auto& entry : std::filesystem::directory_iterator(store_path()))
       if (entry.path().extension() == ".seg") paths.push_back(entry.path());
     return paths;
   }
@@ -262,7 +290,7 @@ class Session {
   testing::TempDirectory directory_;
   kv::BlockLayout layout_;
   testing::ThreadParallel parallel_;
-  SystemClock clock_;
+  SystemClock system_clock_;
 
  public:  // last, so that they go before what they use
   std::unique_ptr<tier::Tiers> tiers;

@@ -17,22 +17,29 @@ GroupWriter::GroupWriter(tier::Tiers& tiers, Sequence& sequence, Residency& resi
                          const kv::BlockHeader& header)
     : tiers_(tiers), sequence_(sequence), residency_(residency), header_(header) {}
 
-void GroupWriter::seal(uint32_t index) {
-  Group& group = sequence_.groups[index];
+void GroupWriter::write_headers(uint32_t index, uint32_t tokens) {
   kv::BlockHeader header = header_;
   header.tokens.first_position = index * header.block_tokens;
-  header.tokens.token_count = static_cast<uint16_t>(header.block_tokens);
+  header.tokens.token_count = static_cast<uint16_t>(tokens);
+  const Group& group = sequence_.groups[index];
   for (uint32_t layer = 0; layer < group.blocks.size(); ++layer) {
     HIFC_CHECK(group.blocks[layer].state == Block::State::kResident);
     header.layer = layer;
     kv::write_header(header, tiers_.span(group.blocks[layer].frame));
   }
-  const kv::GroupKey previous = index == 0
-                                    ? kv::root_key(header.model_fingerprint, header.block_tokens)
-                                    : sequence_.groups[index - 1].key;
-  const auto tokens =
-      std::span(sequence_.tokens).subspan(size_t{index} * header.block_tokens, header.block_tokens);
-  group.key = kv::next_key(previous, tokens);
+}
+
+kv::GroupKey GroupWriter::previous_key(uint32_t group) const {
+  if (group == 0) return kv::root_key(header_.model_fingerprint, header_.block_tokens);
+  return sequence_.groups[group - 1].key;
+}
+
+void GroupWriter::seal(uint32_t index) {
+  write_headers(index, header_.block_tokens);
+  const auto tokens = std::span(sequence_.tokens)
+                          .subspan(size_t{index} * header_.block_tokens, header_.block_tokens);
+  Group& group = sequence_.groups[index];
+  group.key = kv::next_key(previous_key(index), tokens);
   group.stage = Group::Stage::kFull;
 }
 
@@ -43,11 +50,16 @@ void GroupWriter::add(uint32_t group) {
 
 void GroupWriter::forget_from(uint32_t first) {
   std::erase_if(queue_, [&](uint32_t group) { return group >= first; });
+  std::erase_if(unusable_, [&](uint32_t group) { return group >= first; });
+}
+
+bool GroupWriter::may_write() const {
+  return tiers_.has_cold() && failures_ < kFailuresMax;
 }
 
 void GroupWriter::pump() {
-  if (!tiers_.has_cold() || failures_ >= kFailuresMax) return;
-  while (queue_.size() >= tiers_.groups_per_write_min() && failures_ < kFailuresMax) {
+  reuse_stored();
+  while (may_write() && queue_.size() >= tiers_.groups_per_write_min()) {
     const size_t before = queue_.size();
     write(std::min(static_cast<uint32_t>(queue_.size()), tiers_.groups_per_write_max()));
     if (queue_.size() == before) return;
@@ -55,9 +67,11 @@ void GroupWriter::pump() {
 }
 
 bool GroupWriter::push() {
-  if (tiers_.has_cold() && failures_ < kFailuresMax && !queue_.empty())
+  const size_t before = queue_.size();
+  reuse_stored();
+  if (may_write() && !queue_.empty())
     write(std::min(static_cast<uint32_t>(queue_.size()), tiers_.groups_per_write_max()));
-  return in_flight_ > 0;
+  return in_flight_ > 0 || queue_.size() < before;
 }
 
 Result<void> GroupWriter::flush() {
@@ -69,14 +83,52 @@ Result<void> GroupWriter::flush() {
   return {};
 }
 
+void GroupWriter::reuse_stored() {
+  // A device that still holds condemned frames does not answer: what is stored could not be read.
+  if (!tiers_.has_cold() || tiers_.condemned_frames() > 0) return;
+  const std::vector<uint32_t> queued = queue_;
+  for (const uint32_t group : queued)
+    if (!unusable_.contains(group) && tiers_.store().contains(sequence_.groups[group].key))
+      reuse(group);
+}
+
+// What cannot be pinned after all is written.
+void GroupWriter::reuse(uint32_t index) {
+  std::erase(queue_, index);
+  sequence_.groups[index].stage = Group::Stage::kWriting;
+  ++in_flight_;
+  const auto accepted =
+      tiers_.store().pin(sequence_.groups[index].key, [this, index](flash::Handle handle) {
+        --in_flight_;
+        const bool fits = handle && handle.lanes() == sequence_.groups[index].blocks.size() &&
+                          handle.lane_bytes() == tiers_.block_bytes();
+        if (fits) return finish_group(index, std::move(handle));
+        unusable_.insert(index);
+        requeue(index);
+      });
+  if (accepted) return;
+  --in_flight_;
+  unusable_.insert(index);
+  requeue(index);
+}
+
+void GroupWriter::requeue(uint32_t group) {
+  sequence_.groups[group].stage = Group::Stage::kFull;
+  queue_.push_back(group);
+  std::ranges::sort(queue_);  // neighbours stay neighbours
+}
+
+flash::PutValue GroupWriter::value_of(const Group& group, const flash::Key& key) const {
+  flash::PutValue value{.key = key, .lanes = {}, .lane_bytes = tiers_.block_bytes()};
+  for (const Block& block : group.blocks) value.lanes.push_back(tiers_.data(block.frame));
+  return value;
+}
+
 void GroupWriter::write(uint32_t count) {
   const std::vector<uint32_t> batch(queue_.begin(), queue_.begin() + count);
   std::vector<flash::PutValue> values;
   for (const uint32_t g : batch) {
-    flash::PutValue& value = values.emplace_back();
-    value.key = sequence_.groups[g].key;
-    for (const Block& block : sequence_.groups[g].blocks)
-      value.lanes.push_back(tiers_.data(block.frame));
+    values.push_back(value_of(sequence_.groups[g], sequence_.groups[g].key));
     sequence_.groups[g].stage = Group::Stage::kWriting;
   }
   queue_.erase(queue_.begin(), queue_.begin() + count);
@@ -89,6 +141,30 @@ void GroupWriter::write(uint32_t count) {
   if (accepted) return;
   --in_flight_;
   fail(batch, std::move(accepted).error());
+}
+
+Result<void> GroupWriter::park() {
+  if (!may_write() || sequence_.groups.empty()) return {};
+  const auto index = static_cast<uint32_t>(sequence_.groups.size() - 1);
+  const Group& group = sequence_.groups[index];
+  const auto tokens = std::span(sequence_.tokens).subspan(size_t{index} * header_.block_tokens);
+  if (group.stage != Group::Stage::kOpen || tokens.empty()) return {};
+  const flash::Key key = kv::tail_key(previous_key(index), tokens);
+  if (tiers_.store().contains(key)) return {};
+  write_headers(index, static_cast<uint32_t>(tokens.size()));
+  const auto outcome = std::make_shared<std::optional<Result<void>>>();
+  const auto put = [&] {
+    return tiers_.store_groups({value_of(group, key)},
+                               [outcome](const Result<std::vector<flash::Handle>>& handles) {
+                                 outcome->emplace();
+                                 if (!handles) *outcome = std::unexpected(handles.error());
+                               });
+  };
+  auto accepted = put();
+  while (!accepted && accepted.error().code == Code::kBusy && tiers_.wait() > 0) accepted = put();
+  HIFC_TRY(accepted);
+  while (!*outcome && tiers_.wait() > 0) continue;
+  return outcome->value_or(failure(Code::kTimeout, "the flash device does not answer"));
 }
 
 void GroupWriter::finish(const std::vector<uint32_t>& batch,
@@ -104,13 +180,12 @@ void GroupWriter::finish_group(uint32_t index, flash::Handle handle) {
   Group& group = sequence_.groups[index];
   group.handle = std::move(handle);
   group.stage = Group::Stage::kStored;
+  unusable_.erase(index);
   for (uint32_t layer = 0; layer < group.blocks.size(); ++layer) residency_.stored(index, layer);
 }
 
 void GroupWriter::fail(const std::vector<uint32_t>& batch, Error error) {
-  for (const uint32_t g : batch) sequence_.groups[g].stage = Group::Stage::kFull;
-  queue_.insert(queue_.begin(), batch.begin(), batch.end());
-  std::ranges::sort(queue_);  // several batches may fail; neighbours stay neighbours
+  for (const uint32_t g : batch) requeue(g);
   if (error.code == Code::kBusy) return;
   if (++failures_ == kFailuresMax)
     log_info("writing to flash failed {} times, so KV stays in memory from now on: {}", failures_,

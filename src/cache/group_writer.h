@@ -1,9 +1,11 @@
 // Writes full groups to flash behind the computation: batches of 4 MiB and more, straight from the
-// groups' frames, which are freed or kept by the placement once the batch is on the device.
+// groups' frames, which are freed or kept by the placement once the batch is on the device. A group
+// whose key the store has already is not written again: the first writer wins.
 #pragma once
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "base/result.h"
@@ -24,9 +26,17 @@ class GroupWriter {
   // queue is bounded by the frames that its groups hold.
   void add(uint32_t group);
 
+  // Key of the group's predecessor, which is sealed.
+  kv::GroupKey previous_key(uint32_t group) const;
+
+  // Stores the last group, which is open, as the exact tail of its sequence, and waits for it. Its
+  // blocks may be filled on afterwards.
+  Result<void> park();
+
   // Starts the writes that are worth starting.
   void pump();
-  // Starts writing everything queued, however little. True if a write is in flight afterwards.
+  // Starts writing everything queued, however little. True if a write is in flight afterwards, or
+  // a group turned out to be stored.
   bool push();
   // Everything queued is on flash, or the reason why not.
   Result<void> flush();
@@ -39,19 +49,26 @@ class GroupWriter {
   const std::optional<Error>& error() const { return error_; }
 
  private:
+  bool may_write() const;
+  void reuse_stored();
+  void reuse(uint32_t group);
   void write(uint32_t count);
   void finish(const std::vector<uint32_t>& batch, Result<std::vector<flash::Handle>> outcome);
   void finish_group(uint32_t group, flash::Handle handle);
   void fail(const std::vector<uint32_t>& batch, Error error);
+  void requeue(uint32_t group);
+  void write_headers(uint32_t group, uint32_t tokens);
   void seal(uint32_t group);
+  flash::PutValue value_of(const Group& group, const flash::Key& key) const;
 
   tier::Tiers& tiers_;
   Sequence& sequence_;
   Residency& residency_;
   kv::BlockHeader header_;
   std::vector<uint32_t> queue_;
-  uint32_t in_flight_ = 0;
-  uint32_t failures_ = 0;  // in a row
+  std::set<uint32_t> unusable_;  // groups whose stored value could not be pinned
+  uint32_t in_flight_ = 0;       // writes, and groups about to be found on flash
+  uint32_t failures_ = 0;        // in a row
   std::optional<Error> error_;
 };
 

@@ -68,6 +68,7 @@ KvCache::KvCache(CacheOptions options, kv::BlockLayout layout, tier::Tiers& tier
                  const kernels::Kernels& kernels, Parallel& parallel, const Clock& clock)
     : options_(std::move(options)),
       layout_(layout),
+      header_(header_for(options_)),
       tiers_(tiers),
       kernels_(kernels),
       parallel_(parallel),
@@ -75,7 +76,7 @@ KvCache::KvCache(CacheOptions options, kv::BlockLayout layout, tier::Tiers& tier
       placement_(options_.shape, layout.block_tokens()),
       residency_(tiers_, sequence_, placement_),
       prefetcher_(options_.prefetch, tiers_, sequence_, residency_, placement_),
-      writer_(tiers_, sequence_, residency_, header_for(options_)),
+      writer_(tiers_, sequence_, residency_, header_),
       attention_(kernels, options_.shape, parallel) {}
 
 KvCache::~KvCache() {
@@ -161,6 +162,8 @@ Result<void> KvCache::open_block(uint32_t group, uint32_t layer) {
 
 Error KvCache::out_of_frames() const {
   if (writer_.error()) return *writer_.error();
+  if (tiers_.condemned_frames() > 0)
+    return {.code = Code::kTimeout, .context = "the flash device does not answer"};
   return {.code = Code::kFull,
           .context = fmt::format("{} tokens of KV do not fit in hot_cache_size + warm_cache_size "
                                  "({} blocks){}",
@@ -279,9 +282,18 @@ bool KvCache::worth_computing(uint32_t layer, std::span<const uint32_t> pending)
 
 Result<void> KvCache::wait_for_reads(uint32_t layer, std::span<const uint32_t> pending) {
   const uint64_t start_ns = clock_.now_ns();
+  const auto stalled_ns = [&] { return limited_stall_ns_ + (clock_.now_ns() - start_ns); };
   auto outcome = check_lost(layer);
   while (outcome && !worth_computing(layer, pending)) {
-    if (tiers_.wait() == 0 && prefetcher_.pump() == 0) {
+    const uint64_t left_ns = stall_limit_ns_ - std::min(stall_limit_ns_, stalled_ns());
+    if (left_ns == 0) {
+      prefetcher_.abandon();
+      outcome = failure(Code::kTimeout, "flash was too slow");
+      break;
+    }
+    const uint32_t completed =
+        stall_limit_ns_ == UINT64_MAX ? tiers_.wait() : tiers_.wait_for(left_ns);
+    if (completed == 0 && prefetcher_.pump() == 0 && prefetcher_.in_flight() == 0) {
       if (ready(layer, pending.front())) break;
       // Nothing moves: give frames to reads that were kept for blocks to be filled.
       residency_.expect_open(0);
@@ -291,6 +303,7 @@ Result<void> KvCache::wait_for_reads(uint32_t layer, std::span<const uint32_t> p
     prefetcher_.pump();
     if (outcome) outcome = check_lost(layer);
   }
+  limited_stall_ns_ = stalled_ns();
   statistics_.stall_ns += clock_.now_ns() - start_ns;
   return outcome;
 }
@@ -319,7 +332,7 @@ bool KvCache::verify_block(uint32_t layer, uint32_t index) const {
   const Group& group = sequence_.groups[index];
   const auto bytes = tiers_.span(group.blocks[layer].frame);
   if (!tiers_.store().verify(group.handle, layer, bytes)) return false;
-  kv::BlockHeader header = header_for(options_);
+  kv::BlockHeader header = header_;
   header.layer = layer;
   header.tokens.first_position = index * block_tokens();
   header.tokens.token_count = static_cast<uint16_t>(block_tokens());
@@ -407,8 +420,7 @@ void KvCache::abort_step() {
     lose(group);
     sequence_.groups[group].stage = Group::Stage::kLost;
   } else {
-    while (sequence_.groups.size() * block_tokens() >= length() + block_tokens() &&
-           !sequence_.groups.empty()) {
+    while (sequence_.groups.size() * block_tokens() >= length() + block_tokens()) {
       residency_.drop_group(sequence_.groups.back());
       sequence_.groups.pop_back();
     }
@@ -430,19 +442,6 @@ std::optional<uint32_t> KvCache::first_lost_group() const {
 
 Result<void> KvCache::flush() {
   return writer_.flush();
-}
-
-void KvCache::truncate(uint32_t length) {
-  HIFC_CHECK(length % block_tokens() == 0);
-  prefetcher_.drain();
-  while (writer_.in_flight() > 0) tiers_.wait();
-  writer_.forget_from(group_of(length));
-  residency_.drop_staged();
-  while (sequence_.groups.size() > group_of(length)) {
-    residency_.drop_group(sequence_.groups.back());
-    sequence_.groups.pop_back();
-  }
-  sequence_.tokens.resize(std::min<size_t>(sequence_.tokens.size(), length));
 }
 
 CacheStatistics KvCache::statistics() const {

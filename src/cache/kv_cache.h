@@ -11,6 +11,12 @@
 // step is then aborted, and each first_lost_group() computed again: begin_step on exactly that
 // group's tokens, against the groups before it. Then the step is repeated.
 //
+// A new sequence may begin with a prefix that an earlier one left on flash:
+//
+//   find_stored(tokens), load() where a group should be in memory at once, adopt()
+//
+// and save() leaves everything there for later ones.
+//
 // Thread-compatible: one thread calls everything; work is spread over the given Parallel.
 #pragma once
 
@@ -28,6 +34,7 @@
 #include "cache/placement.h"
 #include "cache/prefetcher.h"
 #include "cache/residency.h"
+#include "cache/resume.h"
 #include "cache/sequence.h"
 #include "cache/tiered_attention.h"
 #include "kv/key.h"
@@ -86,9 +93,34 @@ class KvCache {
 
   // Everything complete is on flash (the open group stays in memory).
   Result<void> flush();
+  // As flush(), with the open group parked on flash too, and all of it durable.
+  Result<void> save();
 
-  // Forgets tokens from `length` on, a multiple of block_tokens.
-  void truncate(uint32_t length);
+  // What flash has of these tokens; nothing is read but metadata.
+  StoredPrefix find_stored(std::span<const int32_t> tokens, const Patience& patience);
+  // Reads group `index` of a stored prefix, or its tail, which is the group after the others.
+  Result<LoadedGroup> load(const StoredPrefix& prefix, uint32_t index, const Patience& patience);
+  // What of a stored prefix is in memory already.
+  struct Loaded {
+    std::optional<LoadedGroup> first;
+    std::optional<LoadedGroup> tail;  // where the prefix has one
+  };
+  // Makes the prefix the beginning of this sequence, which is empty: length() is its length. Its
+  // groups are read when attention asks for them.
+  void adopt(std::span<const int32_t> tokens, StoredPrefix prefix, Loaded loaded);
+
+  // Bytes of the prefix that the step after it reads: layers with a window read less than all.
+  uint64_t bytes_to_read(const StoredPrefix& prefix) const;
+
+  // attend() fails with kTimeout once steps from now on have waited longer than this for flash;
+  // reads that are still on their way are given up. UINT64_MAX: never.
+  void limit_stall(uint64_t limit_ns) { stall_limit_ns_ = limit_ns, limited_stall_ns_ = 0; }
+
+  // Forgets tokens from `length` on. Where that is inside a group that is not wholly in memory, all
+  // of the group's. Returns the new length.
+  uint32_t truncate(uint32_t length);
+  // Forgets everything after the first group that is not wholly in memory. Returns the new length.
+  uint32_t keep_memory();
 
   CacheStatistics statistics() const;
 
@@ -133,12 +165,15 @@ class KvCache {
   template <typename Visit>
   void for_each_block(uint32_t layer, std::span<const uint32_t> units, Visit visit);
   Error out_of_frames() const;
+  bool in_memory(const Group& group) const;
+  bool reopen(uint32_t group);
   void lose(uint32_t group);
   void drop_read_ahead();
   void drop_lost();
 
   CacheOptions options_;
   kv::BlockLayout layout_;
+  kv::BlockHeader header_;  // of every block, but for its layer and tokens
   tier::Tiers& tiers_;
   const kernels::Kernels& kernels_;
   Parallel& parallel_;
@@ -151,6 +186,7 @@ class KvCache {
   GroupWriter writer_;
   TieredAttention attention_;
   Step step_;
+  uint64_t stall_limit_ns_ = UINT64_MAX, limited_stall_ns_ = 0;
   CacheStatistics statistics_;
 };
 

@@ -68,10 +68,12 @@ bool Prefetcher::submit(uint32_t layer, std::vector<uint32_t> run) {
     reads.push_back({.handle = &sequence_.groups[g].handle,
                      .memory = tiers_.data(sequence_.groups[g].blocks[layer].frame)});
   ++in_flight_;
-  auto accepted = tiers_.load(layer, reads, [this, layer, run](Result<void> outcome) {
+  const auto done = [this, layer, run, current = epoch_, epoch = *epoch_](Result<void> outcome) {
+    if (*current != epoch) return;
     --in_flight_;
     finish(layer, run, outcome);
-  });
+  };
+  auto accepted = tiers_.load(layer, reads, done);
   if (accepted) return true;
   --in_flight_;
   for (const uint32_t g : run) give_up(layer, g);
@@ -88,12 +90,14 @@ void Prefetcher::finish(uint32_t layer, const std::vector<uint32_t>& run,
     return;
   }
   ++statistics_.read_errors;
-  if (run.size() > 1) {
+  // The device may still write to the frames of a late read.
+  const bool late = outcome.error().code == Code::kTimeout;
+  if (run.size() > 1 && !late) {
     // One bad block must not cost its neighbours: each is read alone.
     for (const uint32_t g : run) submit(layer, {g});
     return;
   }
-  give_up(layer, run.front());
+  for (const uint32_t g : run) give_up(layer, g);
   lose(layer, run, outcome.error());
 }
 
@@ -109,6 +113,8 @@ void Prefetcher::lose(uint32_t layer, const std::vector<uint32_t>& run, const Er
     if (sequence_.groups[g].stage != Group::Stage::kLost)
       log_warn("reading layer {} of group {} failed: {}", layer, g, error.message());
     sequence_.groups[g].stage = Group::Stage::kLost;
+    // Computed again, it is to be written again and not found where it cannot be read.
+    if (error.code != Code::kTimeout) tiers_.store().quarantine(sequence_.groups[g].handle);
   }
 }
 
@@ -132,6 +138,17 @@ uint32_t Prefetcher::pump() {
     }
   }
   return issued;
+}
+
+void Prefetcher::abandon() {
+  ++*epoch_;
+  in_flight_ = 0;
+  for (Group& group : sequence_.groups)
+    for (Block& block : group.blocks) {
+      if (block.state != Block::State::kLoading) continue;
+      block.state = Block::State::kStaged;
+      residency_.drop(block);
+    }
 }
 
 void Prefetcher::drain() {

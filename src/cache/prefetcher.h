@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -32,6 +33,7 @@ class Prefetcher {
  public:
   Prefetcher(PrefetchOptions options, tier::Tiers& tiers, Sequence& sequence, Residency& residency,
              const Placement& placement);
+  ~Prefetcher() { ++*epoch_; }
 
   // The step reads groups [0, groups_end) of each layer for queries at [position, position_end);
   // the next one is expected to go on from there.
@@ -48,6 +50,8 @@ class Prefetcher {
   uint32_t in_flight() const { return in_flight_; }
   // Waits until no read is in flight.
   void drain();
+  // Gives up all reads in flight without waiting for them; their blocks are absent.
+  void abandon();
 
   const PrefetchStatistics& statistics() const { return statistics_; }
 
@@ -72,6 +76,8 @@ class Prefetcher {
   const Placement& placement_;
   PrefetchStatistics statistics_;
   uint32_t in_flight_ = 0;
+  // Reads of an earlier epoch were given up; they may end later than this object.
+  std::shared_ptr<uint64_t> epoch_ = std::make_shared<uint64_t>(0);
   uint32_t position_ = 0;
   uint32_t position_end_ = 0;
   uint32_t groups_end_ = 0;

@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "engine/batch.h"
 #include "engine/graph.h"
+#include "engine/identity.h"
 #include "llama.h"
 
 namespace hifc::engine {
@@ -44,13 +45,13 @@ Result<std::unique_ptr<Engine>> Engine::create(const Model& model, ThreadPool& p
                                                EngineOptions options) {
   HIFC_ASSIGN(Budget budget, plan_budget(options.config, model.shape(), model.context_tokens()));
   std::unique_ptr<Engine> engine(new Engine(model, pool, std::move(options), std::move(budget)));
+  HIFC_TRY(engine->create_tiers());
   HIFC_TRY(engine->create_cache());
   HIFC_TRY(engine->create_context(engine->budget_.ubatch_tokens));
   return engine;
 }
 
-Result<void> Engine::create_cache() {
-  HIFC_ASSIGN(const kernels::Kernels* kernels, kernels::select_kernels());
+Result<void> Engine::create_tiers() {
   tier::TiersOptions tiers{.block_bytes = budget_.layout.block_bytes(),
                            .blocks_per_group = model_.shape().layers,
                            .hot_bytes = budget_.hot_bytes,
@@ -58,20 +59,35 @@ Result<void> Engine::create_cache() {
                            .flash = std::nullopt,
                            .ring = ring_options(options_.config)};
   if (budget_.flash)
-    tiers.flash = flash::StoreOptions{.directory = budget_.flash_path,
-                                      .capacity_bytes = budget_.flash_bytes,
-                                      .direct = options_.config.direct_io};
+    tiers.flash = flash::StoreOptions{
+        .directory = budget_.flash_path,
+        .capacity_bytes = budget_.flash_bytes,
+        .direct = options_.config.direct_io,
+        .temporary = options_.temporary_flash,
+        .free_space_floor_bytes = options_.config.flash_free_space,
+        .deadline_ns = uint64_t{options_.config.flash_deadline} * 1'000'000'000};
   if (options_.ring != nullptr) {
     HIFC_ASSIGN(tiers_, tier::Tiers::create(tiers, *options_.ring));
   } else {
     HIFC_ASSIGN(tiers_, tier::Tiers::create(tiers));
   }
+  return {};
+}
+
+Result<void> Engine::create_cache() {
+  HIFC_ASSIGN(const kernels::Kernels* kernels, kernels::select_kernels());
+  HIFC_ASSIGN(fingerprint_, resolve_fingerprint(model_, *kernels, *tiers_, pool_,
+                                                {.tenant = options_.config.tenant,
+                                                 .temporary = options_.temporary_flash,
+                                                 .cancelled = options_.cancelled}));
+  if (const auto record = read_record(*tiers_, speed_key(fingerprint_, pool_.threads())))
+    compute_speed_ = decode_speed(*record);
   const cache::PrefetchOptions prefetch{
       .window_layers = options_.config.prefetch_window,
       .reads_in_flight = kReadsPerWorker * options_.config.prefetch_workers};
   HIFC_ASSIGN(cache_, cache::KvCache::create({.shape = model_.shape(),
                                               .block_tokens = budget_.layout.block_tokens(),
-                                              .fingerprint = model_.fingerprint(),
+                                              .fingerprint = fingerprint_,
                                               .prefetch = prefetch,
                                               .cancelled = options_.cancelled},
                                              *tiers_, *kernels, pool_, clock_));
@@ -101,21 +117,76 @@ Result<void> Engine::create_context(uint32_t ubatch) {
   return {};
 }
 
+uint32_t Engine::resume(std::span<const int32_t> prompt) {
+  resume_ = {};
+  if (!options_.config.resume || !tiers_->has_cold() || length() > 0) return 0;
+  resume_ = engine::resume(*cache_, prompt, clock_,
+                           {.group_bytes = budget_.group_bytes,
+                            .compute_speed = compute_speed_,
+                            .cancelled = options_.cancelled});
+  resuming_ = length() > 0;
+  if (resuming_) cache_->limit_stall(patience_ns(length(), {.compute = compute_speed_}));
+  resume_stall_ns_ = cache_->statistics().stall_ns;
+  resume_recomputed_ = statistics_.recomputed_groups;
+  return length();
+}
+
+// After the first step on a stored prefix. True when flash was too slow for it: what is not in
+// memory has been cut off, to be computed.
+bool Engine::falls_back(const Result<void>& outcome) {
+  if (!std::exchange(resuming_, false)) return false;
+  cache_->limit_stall(UINT64_MAX);
+  resume_.load_ns += cache_->statistics().stall_ns - resume_stall_ns_;
+  const uint64_t recomputed =
+      (statistics_.recomputed_groups - resume_recomputed_) * budget_.layout.block_tokens();
+  resume_.reused_tokens -=
+      static_cast<uint32_t>(std::min<uint64_t>(resume_.reused_tokens, recomputed));
+  if (outcome || outcome.error().code != Code::kTimeout) return false;
+  resume_.reused_tokens = cache_->keep_memory();
+  resume_.decision = ResumeDecision::kTooSlow;
+  log_info("flash is too slow: {} tokens that it has are computed instead",
+           resume_.stored_tokens - resume_.reused_tokens);
+  return true;
+}
+
 Result<void> Engine::prefill(std::span<const int32_t> tokens,
                              const std::function<void(uint32_t)>& progress) {
-  uint32_t done = 0;
-  while (done < tokens.size()) {
-    const uint32_t to_grid = ubatch_ - length() % ubatch_;
-    const auto count = std::min(to_grid, static_cast<uint32_t>(tokens.size()) - done);
-    const bool last = done + count == tokens.size();
+  const uint32_t begin = length();
+  // With those before, which may have to be computed after all.
+  std::vector<int32_t> all(cache_->tokens().begin(), cache_->tokens().end());
+  all.insert(all.end(), tokens.begin(), tokens.end());
+  uint32_t computed = 0;
+  uint64_t compute_ns = 0;
+  while (length() < all.size()) {
+    const uint32_t at = length();
+    const auto count = std::min(ubatch_ - at % ubatch_, static_cast<uint32_t>(all.size()) - at);
+    const bool last = at + count == all.size();
     const uint64_t start_ns = clock_.now_ns(), stalled_ns = cache_->statistics().stall_ns;
-    HIFC_TRY(step(tokens.subspan(done, count), last ? Outputs::kLast : Outputs::kNone));
-    done += count;
-    if (progress) progress(done);
-    if (!last)
-      HIFC_TRY(maybe_grow(clock_.now_ns() - start_ns, cache_->statistics().stall_ns - stalled_ns));
+    const auto outcome =
+        step(std::span(all).subspan(at, count), last ? Outputs::kLast : Outputs::kNone);
+    if (falls_back(outcome)) continue;
+    HIFC_TRY(outcome);
+    const uint64_t chunk_ns = clock_.now_ns() - start_ns;
+    const uint64_t stall_ns = cache_->statistics().stall_ns - stalled_ns;
+    computed += count;
+    compute_ns += chunk_ns - std::min(chunk_ns, stall_ns);
+    if (progress && length() > begin) progress(length() - begin);
+    if (!last) HIFC_TRY(maybe_grow(chunk_ns, stall_ns));
   }
+  record_speed(computed, compute_ns);
   return {};
+}
+
+// For later decisions whether to load or to compute.
+void Engine::record_speed(uint32_t tokens, uint64_t compute_ns) {
+  constexpr uint32_t kTokensMin = 256;
+  if (!tiers_->has_cold() || tokens < kTokensMin || compute_ns == 0) return;
+  const double measured = tokens * 1e9 / static_cast<double>(compute_ns);
+  if (!worth_recording(compute_speed_, measured)) return;
+  compute_speed_ = measured;
+  const auto written =
+      write_record(*tiers_, speed_key(fingerprint_, pool_.threads()), encode_speed(measured));
+  if (!written) log_debug("the computing speed is not kept: {}", written.error().message());
 }
 
 Result<void> Engine::maybe_grow(uint64_t chunk_ns, uint64_t stall_ns) {

@@ -21,6 +21,7 @@
 #include "engine/budget.h"
 #include "engine/model.h"
 #include "engine/outputs.h"
+#include "engine/resume.h"
 #include "engine/thread_pool.h"
 #include "tier/tiers.h"
 
@@ -31,8 +32,9 @@ namespace hifc::engine {
 
 struct EngineOptions {
   Config config;
-  uint32_t outputs_max = 1;  // rows of logits one step may ask for
-  io::Ring* ring = nullptr;  // instead of one of the engine's own (fault injection)
+  uint32_t outputs_max = 1;      // rows of logits one step may ask for
+  io::Ring* ring = nullptr;      // instead of one of the engine's own (fault injection)
+  bool temporary_flash = false;  // what is stored goes with the engine
   const std::atomic<bool>* cancelled = nullptr;  // stop as soon as possible once true
 };
 
@@ -50,8 +52,16 @@ class Engine {
                                                 EngineOptions options);
   ~Engine();
 
+  // Lets an empty engine begin with what flash has of the prompt, unless computing it is faster or
+  // Config::resume is off. Returns the number of tokens that prefill() can leave out, which is less
+  // than the prompt's.
+  uint32_t resume(std::span<const int32_t> prompt);
+  // reused_tokens is final after prefill().
+  const ResumeReport& resume_report() const { return resume_; }
+
   // Appends the prompt's tokens in chunks on the absolute grid; logits of the last one follow from
-  // logits(). `progress` gets the number of tokens done.
+  // logits(). `progress` gets the number of tokens done. Where a stored prefix comes too slowly, it
+  // is computed too.
   Result<void> prefill(std::span<const int32_t> tokens,
                        const std::function<void(uint32_t done)>& progress = {});
 
@@ -63,8 +73,11 @@ class Engine {
 
   uint32_t length() const { return cache_->length(); }
   uint32_t ubatch_tokens() const { return ubatch_; }
-  void truncate(uint32_t length) { cache_->truncate(length); }  // a multiple of block_tokens
+  // See KvCache; returns the new length.
+  uint32_t truncate(uint32_t length) { return cache_->truncate(length); }
   Result<void> flush() { return cache_->flush(); }
+  // Leaves everything on flash, durably, for a later resume().
+  Result<void> save() { return cache_->save(); }
 
   const Budget& budget() const { return budget_; }
   const Model& model() const { return model_; }
@@ -74,11 +87,14 @@ class Engine {
 
  private:
   Engine(const Model& model, ThreadPool& pool, EngineOptions options, Budget budget);
+  Result<void> create_tiers();
   Result<void> create_cache();
   Result<void> create_context(uint32_t ubatch);
   Result<void> recover();
   Result<void> recompute(uint32_t group);
   Result<void> compute(uint32_t position, std::span<const int32_t> tokens, Outputs outputs);
+  bool falls_back(const Result<void>& outcome);
+  void record_speed(uint32_t tokens, uint64_t compute_ns);
   Result<void> maybe_grow(uint64_t chunk_ns, uint64_t stall_ns);
   void hash_logits(uint32_t rows);
 
@@ -98,6 +114,11 @@ class Engine {
   std::unique_ptr<Batch> batch_;
   uint32_t ubatch_ = 0;
   uint32_t output_rows_ = 0;
+  kv::Fingerprint fingerprint_ = {};
+  ResumeReport resume_;
+  bool resuming_ = false;                                 // until the first step after resume()
+  double compute_speed_ = 0;                              // as recorded; tokens a second
+  uint64_t resume_stall_ns_ = 0, resume_recomputed_ = 0;  // when resume() was done
   ggml_tensor* pending_ = nullptr;  // the attention node taken over and not yet computed
   Result<void> step_outcome_;
   EngineStatistics statistics_;

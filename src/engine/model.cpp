@@ -59,6 +59,15 @@ Result<void> check_text(std::string_view text) {
   return {};
 }
 
+Result<std::vector<ModelFile>> identify(const std::vector<std::string>& paths) {
+  std::vector<ModelFile> files;
+  for (const std::string& path : paths) {
+    HIFC_ASSIGN(const FileIdentity identity, identify_file(path));
+    files.push_back({.path = path, .identity = identity});
+  }
+  return files;
+}
+
 // libllama and ggml end the process where a damaged file breaks one of their assumptions. While
 // this lives, such an end on this thread is an exception instead: libllama's loader catches most,
 // and load() the rest. Nothing of the model is used after one.
@@ -109,7 +118,7 @@ Result<std::unique_ptr<Model>> Model::load_and_probe(const std::string& path) {
   HIFC_ASSIGN(const Preflight preflight, inspect(path));
   std::unique_ptr<Model> model(new Model());
   model->path_ = path;
-  model->fingerprint_ = preflight.fingerprint;
+  HIFC_ASSIGN(model->files_, identify(preflight.files));
   model->model_ = llama_model_load_from_file(path.c_str(), llama_model_default_params());
   if (model->model_ == nullptr)
     return failure(Code::kUnsupported,
@@ -127,7 +136,15 @@ Result<std::unique_ptr<Model>> Model::load_and_probe(const std::string& path) {
     return failure(shape.error().code,
                    fmt::format("model '{}' (architecture {}) is not supported: {}", path,
                                preflight.architecture, shape.error().context));
-  model->shape_ = std::move(*shape);
+  for (const ModelFile& file : model->files_) {
+    HIFC_ASSIGN(const FileIdentity now, identify_file(file.path));
+    if (now != file.identity)
+      return failure(Code::kBusy, fmt::format("'{}' changed while it was loaded", file.path));
+  }
+  model->identity_.content = preflight.fingerprint;
+  model->identity_.architecture = preflight.architecture;
+  model->identity_.rope.metadata = preflight.rope;
+  model->identity_.shape = std::move(*shape);
   return model;
 }
 

@@ -9,7 +9,8 @@
 #include <vector>
 
 #include "base/result.h"
-#include "kv/key.h"
+#include "engine/digest.h"
+#include "kv/identity.h"
 #include "kv/shape.h"
 
 struct llama_model;
@@ -17,9 +18,16 @@ struct llama_vocab;
 
 namespace hifc::engine {
 
+// A file that a model was loaded from, as it was then.
+struct ModelFile {
+  std::string path;
+  FileIdentity identity;
+};
+
 class Model {
  public:
-  // kNotFound, kInvalid (not a GGUF file, damaged) or kUnsupported (with what it is and why).
+  // kNotFound, kInvalid (not a GGUF file, damaged), kUnsupported (with what it is and why), or
+  // kBusy when a file changed while it was loaded.
   static Result<std::unique_ptr<Model>> load(const std::string& path);
   ~Model();
   Model(const Model&) = delete;
@@ -27,9 +35,10 @@ class Model {
 
   const std::string& path() const { return path_; }
   std::string description() const;  // "llama 135M Q4_1"
-  const kv::ModelShape& shape() const { return shape_; }
-  // Identifies the model within this process's stores.
-  const kv::Fingerprint& fingerprint() const { return fingerprint_; }
+  const kv::ModelShape& shape() const { return identity_.shape; }
+  // What of the identity of stored KV the model decides; `content` knows no tensor's bytes yet.
+  const kv::Identity& identity() const { return identity_; }
+  const std::vector<ModelFile>& files() const { return files_; }
   uint32_t context_tokens() const;  // what it was trained for
   uint32_t vocabulary_size() const;
   uint64_t weight_bytes() const;
@@ -53,8 +62,8 @@ class Model {
   std::string path_;
   llama_model* model_ = nullptr;
   const llama_vocab* vocab_ = nullptr;
-  kv::ModelShape shape_;
-  kv::Fingerprint fingerprint_ = {};
+  kv::Identity identity_;
+  std::vector<ModelFile> files_;
 };
 
 // Sends libllama's own log to HiFC's (debug level) and remembers its last error for messages.

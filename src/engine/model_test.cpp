@@ -110,12 +110,12 @@ TEST(Model, FindsTheShapesOfModelsAndTheirWindows) {
 TEST_F(DamagedFile, EqualNamesOfDifferentModelsHaveDifferentFingerprints) {
   std::string bytes = bytes_of("llama-hd96");
   const std::string path = with(bytes);
-  const auto original = (*Model::load(path))->fingerprint();
-  EXPECT_EQ((*Model::load(model_path("llama-hd96")))->fingerprint(), original);
+  const auto original = (*Model::load(path))->identity().content;
+  EXPECT_EQ((*Model::load(model_path("llama-hd96")))->identity().content, original);
   const size_t name = bytes.find("random weights");
   ASSERT_NE(name, std::string::npos);
   bytes[name] = 'R';
-  EXPECT_NE((*Model::load(with(bytes)))->fingerprint(), original);
+  EXPECT_NE((*Model::load(with(bytes)))->identity().content, original);
 }
 
 TEST(Model, TokenizesOnlyUtf8) {

@@ -3,15 +3,18 @@
 #include <fmt/format.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <map>
 #include <memory>
-#include <vector>
+#include <span>
 
 #include "ggml.h"
 #include "gguf.h"
+#include "llama.h"
 
 namespace hifc::engine {
 namespace {
@@ -41,6 +44,56 @@ Result<uint64_t> check_magic(const std::string& path) {
         Code::kInvalid,
         fmt::format("model '{}' is not a GGUF file (it does not begin with GGUF)", path));
   return static_cast<uint64_t>(status.st_size);
+}
+
+void append(std::vector<std::byte>& target, std::span<const std::byte> bytes) {
+  target.insert(target.end(), bytes.begin(), bytes.end());
+}
+
+void append_number(std::vector<std::byte>& target, uint64_t value) {
+  append(target, std::as_bytes(std::span(&value, 1)));
+}
+
+void append_text(std::vector<std::byte>& target, std::string_view text) {
+  append_number(target, text.size());
+  append(target, std::as_bytes(std::span(text)));
+}
+
+size_t size_of(gguf_type type) {
+  switch (type) {
+    case GGUF_TYPE_UINT8:
+    case GGUF_TYPE_INT8:
+    case GGUF_TYPE_BOOL: return 1;
+    case GGUF_TYPE_UINT16:
+    case GGUF_TYPE_INT16: return 2;
+    case GGUF_TYPE_UINT32:
+    case GGUF_TYPE_INT32:
+    case GGUF_TYPE_FLOAT32: return 4;
+    case GGUF_TYPE_UINT64:
+    case GGUF_TYPE_INT64:
+    case GGUF_TYPE_FLOAT64: return 8;
+    default: return 0;
+  }
+}
+
+// The type, the length where there is one, and the value of a metadata key.
+void append_value(std::vector<std::byte>& target, const gguf_context* gguf, int64_t id) {
+  const auto raw = [&](const void* data, size_t size) {
+    append(target, std::span(static_cast<const std::byte*>(data), size));
+  };
+  const gguf_type type = gguf_get_kv_type(gguf, id);
+  append_number(target, type);
+  if (type == GGUF_TYPE_STRING) return append_text(target, gguf_get_val_str(gguf, id));
+  if (type != GGUF_TYPE_ARRAY) return raw(gguf_get_val_data(gguf, id), size_of(type));
+  const gguf_type element = gguf_get_arr_type(gguf, id);
+  const size_t count = gguf_get_arr_n(gguf, id);
+  append_number(target, element);
+  append_number(target, count);
+  if (element != GGUF_TYPE_STRING) {
+    if (count > 0) raw(gguf_get_arr_data(gguf, id), count * size_of(element));
+    return;
+  }
+  for (size_t i = 0; i < count; ++i) append_text(target, gguf_get_arr_str(gguf, id, i));
 }
 
 class Inspector {
@@ -77,6 +130,39 @@ class Inspector {
     gguf_get_meta_data(gguf_, meta.data());
     std::memcpy(meta.data() + meta.size() - sizeof file_bytes, &file_bytes, sizeof file_bytes);
     return kv::digest(meta);
+  }
+
+  std::vector<std::byte> rope() const {
+    std::map<std::string_view, int64_t> keys;
+    for (int64_t id = 0; id < gguf_get_n_kv(gguf_); ++id) {
+      const std::string_view name = gguf_get_key(gguf_, id);
+      if (name.find("rope") != std::string_view::npos && name.starts_with(architecture_ + '.'))
+        keys.emplace(name, id);
+    }
+    std::vector<std::byte> bytes;
+    for (const auto& [name, id] : keys) {
+      append_text(bytes, name);
+      append_value(bytes, gguf_, id);
+    }
+    return bytes;
+  }
+
+  // As libllama finds them; it refuses names of another form itself.
+  std::vector<std::string> files() const {
+    const int64_t id = gguf_find_key(gguf_, "split.count");
+    const bool split = id >= 0 && gguf_get_kv_type(gguf_, id) == GGUF_TYPE_UINT16;
+    const int32_t count = split ? gguf_get_val_u16(gguf_, id) : 1;
+    std::string prefix(path_.size() + 1, '\0');
+    if (count <= 1 ||
+        llama_split_prefix(prefix.data(), prefix.size(), path_.c_str(), 0, count) <= 0)
+      return {path_};
+    std::vector<std::string> files;
+    for (int32_t part = 0; part < count; ++part) {
+      std::string file(path_.size() + 32, '\0');
+      file.resize(llama_split_path(file.data(), file.size(), prefix.c_str(), part, count));
+      files.push_back(std::move(file));
+    }
+    return files;
   }
 
  private:
@@ -133,7 +219,10 @@ Result<Preflight> inspect(const std::string& path) {
   if (!gguf) return failure(Code::kInvalid, fmt::format("model '{}' is a damaged GGUF file", path));
   const Inspector inspector(gguf.get(), path);
   HIFC_TRY(inspector.check(file_bytes));
-  return Preflight{inspector.architecture(), inspector.fingerprint(file_bytes)};
+  return Preflight{.architecture = inspector.architecture(),
+                   .fingerprint = inspector.fingerprint(file_bytes),
+                   .files = inspector.files(),
+                   .rope = inspector.rope()};
 }
 
 }  // namespace hifc::engine

@@ -84,4 +84,21 @@ void Reference::truncate(uint32_t length) {
   length_ = std::min(length_, length);
 }
 
+Result<void> Reference::save_state(const std::string& path) {
+  if (llama_state_seq_save_file(context_, path.c_str(), 0, nullptr, 0) > 0) return {};
+  return failure(Code::kIo, fmt::format("llama.cpp cannot save its state to {}: {}", path,
+                                        last_llama_error()));
+}
+
+Result<void> Reference::load_state(const std::string& path) {
+  HIFC_CHECK(length_ == 0);
+  llama_token tokens = 0;  // none are in the file, but without room for them nothing is loaded
+  size_t token_count = 0;
+  if (llama_state_seq_load_file(context_, path.c_str(), 0, &tokens, 1, &token_count) == 0)
+    return failure(Code::kIo, fmt::format("llama.cpp cannot load its state from {}: {}", path,
+                                          last_llama_error()));
+  length_ = static_cast<uint32_t>(llama_memory_seq_pos_max(llama_get_memory(context_), 0) + 1);
+  return {};
+}
+
 }  // namespace hifc::engine

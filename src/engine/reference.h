@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "base/result.h"
@@ -44,6 +45,10 @@ class Reference {
   uint32_t length() const { return length_; }
   // Forgets tokens from `length` on.
   void truncate(uint32_t length);
+
+  // llama.cpp's own file of the KV of all tokens so far, and back from it into an empty cache.
+  Result<void> save_state(const std::string& path);
+  Result<void> load_state(const std::string& path);
 
  private:
   struct Batch;

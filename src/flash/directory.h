@@ -1,49 +1,57 @@
-// The store's directory: ownership, names of its files, room on the file system.
+// The store's directory: ownership and the names of its files.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/result.h"
-#include "io/ring.h"
+#include "io/file_system.h"
 
 namespace hifc::flash {
 
-// Owns the directory through an flock on `hifc.lock`; segment files are `hifc-NNNNNNNN.seg`.
+// Owns the directory through `hifc.lock`; segment files are `hifc-NNNNNNNN.seg`.
 class Directory {
  public:
-  // Creates the directory where missing (parents too), takes the lock, refuses segments of a newer
-  // layout version, then removes segments left by an earlier process. Errors as Store::open().
-  static Result<std::unique_ptr<Directory>> open(const std::string& path);
-  // Removes the lock file, and the directory if open() created it and nothing else is in it.
+  struct SegmentFile {
+    uint32_t id = 0;
+    uint64_t size_bytes = 0;
+  };
+  struct Listing {
+    std::vector<SegmentFile> segments;  // files with a segment's name, by id
+    std::vector<std::string> foreign;   // names of everything else
+  };
+  enum class Missing : uint8_t { kCreate, kRefuse };
+
+  // Takes the lock; creates the directory where it is missing, or refuses with kNotFound.
+  static Result<std::unique_ptr<Directory>> open(const std::string& path, io::FileSystem& files,
+                                                 Missing missing);
+  // Gives up the lock, and removes the directory if open() created it and nothing is in it.
   ~Directory();
   Directory(const Directory&) = delete;
   Directory& operator=(const Directory&) = delete;
 
   const std::string& path() const { return path_; }
+  Result<Listing> list() const;
 
-  // An empty segment file of this size, its blocks not allocated yet. Nothing stays on failure.
+  // A segment file of zeros, durably in the directory; nothing stays on failure.
   Result<io::File> create_segment(uint32_t id, uint64_t size_bytes, bool direct);
-  void remove_segment(uint32_t id);
-  // Somebody else's file has the name of this segment.
-  bool occupied(uint32_t id) const;
+  Result<io::File> open_segment(uint32_t id, io::File::Options options);
+  Result<void> remove_segment(uint32_t id);
+  Result<void> sync() { return files_.sync_directory(path_); }
+  std::string segment_path(uint32_t id) const;
+  static std::string segment_name(uint32_t id);
 
-  Result<uint64_t> free_bytes() const;  // on the file system, for this user
+  Result<uint64_t> free_bytes() const { return files_.free_bytes(path_); }
 
  private:
-  explicit Directory(std::string path) : path_(std::move(path)) {}
-  Result<void> create();
-  Result<void> lock();
-  Result<bool> try_lock();
-  Result<void> refuse_newer_segments() const;
-  Result<void> remove_leftovers();
-  std::string segment_path(uint32_t id) const;
-  std::string lock_path() const;
+  Directory(std::string path, io::FileSystem& files) : path_(std::move(path)), files_(files) {}
 
   std::string path_;
+  io::FileSystem& files_;
   bool created_ = false;
-  int lock_descriptor_ = -1;
+  std::unique_ptr<io::FileLock> lock_;
 };
 
 }  // namespace hifc::flash

@@ -5,11 +5,11 @@
 #include <xxh_x86dispatch.h>  // the same functions, by the processor's widest vectors
 #endif
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 
 #include "base/check.h"
-#include "flash/segment.h"
 
 namespace hifc::flash {
 namespace {
@@ -18,77 +18,308 @@ static_assert(std::endian::native == std::endian::little, "the layout is little-
 
 constexpr char kSegmentMagic[8] = {'H', 'I', 'F', 'C', 'S', 'E', 'G', '\n'};
 constexpr char kBatchMagic[8] = {'H', 'I', 'F', 'C', 'B', 'A', 'T', '\n'};
+constexpr char kCheckpointMagic[8] = {'H', 'I', 'F', 'C', 'E', 'N', 'D', '\n'};
+
+std::unexpected<Error> corrupt(std::string_view what) {
+  return failure(Code::kCorrupt, std::string(what));
+}
+
+template <typename T>
+T read_as(std::span<const std::byte> bytes) {
+  T value;
+  HIFC_CHECK(bytes.size() >= sizeof value);
+  std::memcpy(&value, bytes.data(), sizeof value);
+  return value;
+}
+
+template <size_t n>
+bool has_magic(const char (&field)[n], const char (&magic)[n]) {
+  return std::memcmp(field, magic, n) == 0;
+}
 
 uint32_t tag_checksum(const LayoutTag& tag) {
   const auto bytes = std::as_bytes(std::span(&tag, 1)).first(offsetof(LayoutTag, checksum));
   return static_cast<uint32_t>(checksum(bytes));
 }
 
-// Puts the header at the front of `target` and then, in it, the checksum over all of `target`.
-template <typename Header>
-void seal(Header header, std::span<std::byte> target) {
-  header.checksum = 0;
-  std::memcpy(target.data(), &header, sizeof(header));
-  header.checksum = checksum(target);
-  std::memcpy(target.data(), &header, sizeof(header));
+// The checksum of what stands before and after the eight bytes at `field`, which are its own place.
+uint64_t checksum_around(std::span<const std::byte> bytes, size_t field, uint64_t seed) {
+  return checksum(bytes.subspan(field + sizeof(uint64_t)), checksum(bytes.first(field), seed));
+}
+
+void seal(std::span<std::byte> target, size_t field, uint64_t seed) {
+  const uint64_t sum = checksum_around(target, field, seed);
+  std::memcpy(target.data() + field, &sum, sizeof sum);
+}
+
+bool sealed_right(std::span<const std::byte> bytes, size_t field, uint64_t seed) {
+  return checksum_around(bytes, field, seed) == read_as<uint64_t>(bytes.subspan(field));
+}
+
+template <typename T>
+std::byte* put(std::byte* position, const std::vector<T>& items) {
+  if (!items.empty()) std::memcpy(position, items.data(), items.size() * sizeof(T));
+  return position + items.size() * sizeof(T);
+}
+
+template <typename T>
+std::vector<T> take(std::span<const std::byte>& bytes, uint64_t count) {
+  std::vector<T> items(count);
+  if (count > 0) std::memcpy(items.data(), bytes.data(), count * sizeof(T));
+  bytes = bytes.subspan(count * sizeof(T));
+  return items;
+}
+
+uint64_t records_bytes(uint64_t values, uint64_t removals) {
+  return sizeof(BatchHeader) + values * sizeof(ValueRecord) + removals * sizeof(RemovalRecord);
+}
+
+// The bounds under which no sum or product below can overflow, nor a count ask for much memory.
+bool plausible(const BatchHeader& header, const SegmentContext& segment, uint64_t offset_bytes) {
+  const uint64_t room = segment.size_bytes - std::min(segment.size_bytes, offset_bytes);
+  return has_magic(header.magic, kBatchMagic) && header.segment == segment.number &&
+         header.offset_bytes == offset_bytes && header.lanes > 0 && header.lanes <= kLanesMax &&
+         header.chunk_bytes > 0 && header.chunk_bytes % kPageBytes == 0 &&
+         header.values <= kValuesMax && header.removals <= kValuesMax &&
+         header.header_bytes % kPageBytes == 0 && header.header_bytes <= room &&
+         header.header_bytes >= records_bytes(header.values, header.removals) &&
+         uint64_t{header.lanes} * header.stripe_pages <= room / kPageBytes;
+}
+
+// Lanes lie behind one another without gaps, and every value's size fits its lanes.
+Result<void> check_values(const BatchContents& contents) {
+  uint64_t page = 0;
+  for (const ValueRecord& value : contents.values) {
+    if (value.lane_pages == 0 || value.stripe_page != page)
+      return corrupt("lanes of a batch do not follow each other");
+    if (value.size_bytes > contents.shape.lanes * (value.lane_pages * kPageBytes))
+      return corrupt("a value of a batch is larger than its lanes");
+    page += value.lane_pages;
+    if (page * kPageBytes > contents.stripe_bytes) return corrupt("the lanes of a batch overlap");
+  }
+  if (page * kPageBytes != contents.stripe_bytes)
+    return corrupt("the lanes of a batch do not fill it");
+  for (const RemovalRecord& removal : contents.removals)
+    if (removal.value > kValuesMax) return corrupt("a removal of a batch names no value");
+  return {};
 }
 
 }  // namespace
 
-uint64_t checksum(std::span<const std::byte> bytes) {
-  return XXH3_64bits(bytes.data(), bytes.size());
+uint64_t checksum(std::span<const std::byte> bytes, uint64_t seed) {
+  return XXH3_64bits_withSeed(bytes.data(), bytes.size(), seed);
 }
 
-uint64_t chunks_per_lane(const ValueShape& shape) {
-  return (shape.lane_bytes + shape.chunk_bytes - 1) / shape.chunk_bytes;
+std::span<const std::byte> chunk(std::span<const std::byte> lane, size_t index,
+                                 uint32_t chunk_bytes) {
+  const size_t begin = index * chunk_bytes;
+  return lane.subspan(begin, std::min<size_t>(chunk_bytes, lane.size() - begin));
 }
 
-uint64_t batch_header_bytes(const ValueShape& shape, uint64_t values) {
-  const uint64_t checksums_bytes = shape.lanes * chunks_per_lane(shape) * sizeof(uint64_t);
-  const uint64_t bytes = sizeof(BatchHeader) + values * (sizeof(Key) + checksums_bytes);
-  return (bytes + io::kAlignment - 1) / io::kAlignment * io::kAlignment;
-}
+// ---- segment header ----
 
-void encode_segment_header(uint64_t generation, uint64_t segment_bytes,
-                           std::span<std::byte> target) {
+void encode_segment_header(SegmentHeader header, std::span<std::byte> target) {
   HIFC_CHECK(target.size() == kSegmentHeaderBytes);
-  SegmentHeader header = {};
-  std::memcpy(header.tag.magic, kSegmentMagic, sizeof(kSegmentMagic));
+  std::memcpy(header.tag.magic, kSegmentMagic, sizeof kSegmentMagic);
   header.tag.version = kLayoutVersion;
   header.tag.checksum = tag_checksum(header.tag);
-  header.generation = generation;
-  header.segment_bytes = segment_bytes;
-  seal(header, target);
+  header.checksum = 0;
+  std::memcpy(target.data(), &header, sizeof header);
+  seal(target, offsetof(SegmentHeader, checksum), 0);
 }
 
-void encode_batch_header(const BatchDescription& batch, std::span<std::byte> target) {
-  HIFC_CHECK(target.size() == batch_header_bytes(batch.shape, batch.values.size()));
-  std::byte* position = target.data() + sizeof(BatchHeader);
-  for (const StoredValue& value : batch.values) {
-    std::memcpy(position, value.key.data(), sizeof(Key));
-    position += sizeof(Key);
+Result<SegmentHeader> decode_segment_header(std::span<const std::byte> bytes) {
+  if (bytes.size() < kSegmentHeaderBytes) return corrupt("the file is shorter than a header");
+  const auto header = read_as<SegmentHeader>(bytes);
+  if (!has_magic(header.tag.magic, kSegmentMagic) ||
+      header.tag.checksum != tag_checksum(header.tag))
+    return corrupt("the layout tag is damaged");
+  if (header.tag.version > kLayoutVersion)
+    return failure(Code::kUnsupported, "layout version " + std::to_string(header.tag.version) +
+                                           ", this one knows up to " +
+                                           std::to_string(kLayoutVersion));
+  if (header.tag.version < kLayoutVersion) return corrupt("the layout version is an older one");
+  if (!sealed_right(bytes.first(kSegmentHeaderBytes), offsetof(SegmentHeader, checksum), 0))
+    return corrupt("the header is damaged");
+  if (header.number == 0 || header.number > kSegmentNumberMax ||
+      header.segment_bytes % kPageBytes != 0 || header.segment_bytes < 2 * kPageBytes)
+    return corrupt("the header makes no sense");
+  return header;
+}
+
+bool looks_like_segment(std::span<const std::byte> bytes) {
+  if (bytes.size() >= sizeof kSegmentMagic &&
+      std::memcmp(bytes.data(), kSegmentMagic, sizeof kSegmentMagic) == 0)
+    return true;
+  return std::ranges::all_of(bytes, [](std::byte byte) { return byte == std::byte{0}; });
+}
+
+// ---- batch ----
+
+void BatchContents::lay_out() {
+  uint64_t page = 0, sums = 0;
+  first_checksum.clear();
+  for (ValueRecord& value : values) {
+    value.stripe_page = static_cast<uint32_t>(page);
+    page += value.lane_pages;
+    first_checksum.push_back(sums);
+    sums += shape.lanes * chunks_of(value.lane_pages * kPageBytes, shape.chunk_bytes);
   }
-  std::memcpy(position, batch.checksums.data(), batch.checksums.size_bytes());
-
-  BatchHeader header = {};
-  std::memcpy(header.magic, kBatchMagic, sizeof(kBatchMagic));
-  header.lanes = batch.shape.lanes;
-  header.chunk_bytes = batch.shape.chunk_bytes;
-  header.lane_bytes = batch.shape.lane_bytes;
-  header.values = batch.values.size();
-  header.generation = batch.generation;
-  header.offset_bytes = batch.offset_bytes;
-  header.header_bytes = target.size();
-  seal(header, target);
+  stripe_bytes = page * kPageBytes;
+  header_bytes =
+      round_to_pages(records_bytes(values.size(), removals.size()) + sums * sizeof(uint64_t));
 }
 
-std::optional<uint32_t> newer_version(std::span<const std::byte> bytes) {
-  LayoutTag tag = {};
-  if (bytes.size() < sizeof(tag)) return std::nullopt;
-  std::memcpy(&tag, bytes.data(), sizeof(tag));
-  if (std::memcmp(tag.magic, kSegmentMagic, sizeof(kSegmentMagic)) != 0) return std::nullopt;
-  if (tag.checksum != tag_checksum(tag) || tag.version <= kLayoutVersion) return std::nullopt;
-  return tag.version;
+void encode_batch_header(const BatchContents& contents, const SegmentContext& segment,
+                         uint64_t offset_bytes, std::span<std::byte> target) {
+  HIFC_CHECK(target.size() == contents.header_bytes);
+  BatchHeader header = {};
+  std::memcpy(header.magic, kBatchMagic, sizeof kBatchMagic);
+  header.segment = segment.number;
+  header.lanes = contents.shape.lanes;
+  header.chunk_bytes = contents.shape.chunk_bytes;
+  header.values = static_cast<uint32_t>(contents.values.size());
+  header.removals = static_cast<uint32_t>(contents.removals.size());
+  header.stripe_pages = static_cast<uint32_t>(contents.stripe_bytes / kPageBytes);
+  header.offset_bytes = offset_bytes;
+  header.header_bytes = contents.header_bytes;
+  std::memcpy(target.data(), &header, sizeof header);
+  std::byte* position = put(target.data() + sizeof header, contents.values);
+  position = put(position, contents.removals);
+  position = put(position, contents.checksums);
+  HIFC_CHECK(position <= target.data() + target.size());
+  seal(target, offsetof(BatchHeader, checksum), segment.nonce);
+}
+
+std::optional<uint64_t> batch_header_bytes(std::span<const std::byte> page,
+                                           const SegmentContext& segment, uint64_t offset_bytes) {
+  if (page.size() < sizeof(BatchHeader)) return std::nullopt;
+  const auto header = read_as<BatchHeader>(page);
+  if (!plausible(header, segment, offset_bytes)) return std::nullopt;
+  return header.header_bytes;
+}
+
+Result<BatchContents> decode_batch_header(std::span<const std::byte> bytes,
+                                          const SegmentContext& segment, uint64_t offset_bytes) {
+  const auto header_bytes = batch_header_bytes(bytes, segment, offset_bytes);
+  if (!header_bytes || *header_bytes != bytes.size()) return corrupt("this is no batch header");
+  if (!sealed_right(bytes, offsetof(BatchHeader, checksum), segment.nonce))
+    return corrupt("the batch header is damaged");
+  const auto header = read_as<BatchHeader>(bytes);
+  BatchContents contents;
+  contents.shape = {.lanes = header.lanes, .chunk_bytes = header.chunk_bytes};
+  auto rest = bytes.subspan(sizeof header);
+  contents.values = take<ValueRecord>(rest, header.values);
+  contents.removals = take<RemovalRecord>(rest, header.removals);
+  contents.stripe_bytes = uint64_t{header.stripe_pages} * kPageBytes;
+  HIFC_TRY(check_values(contents));
+  contents.lay_out();
+  if (contents.header_bytes != header.header_bytes) return corrupt("the batch header is too short");
+  if (contents.size_bytes() > segment.size_bytes - offset_bytes)
+    return corrupt("the batch does not fit in its segment");
+  const uint64_t sums =
+      (contents.header_bytes - records_bytes(header.values, header.removals)) / sizeof(uint64_t);
+  contents.checksums = take<uint64_t>(rest, sums);  // with some of the padding
+  return contents;
+}
+
+// ---- checkpoint ----
+
+uint64_t checkpoint_bytes(uint64_t entries) {
+  return round_to_pages(entries * sizeof(CheckpointEntry) + sizeof(CheckpointTrailer));
+}
+
+void encode_checkpoint(const Checkpoint& checkpoint, const SegmentContext& segment,
+                       std::span<std::byte> target) {
+  HIFC_CHECK(target.size() == checkpoint_bytes(checkpoint.entries.size()));
+  HIFC_CHECK(target.size() <= segment.size_bytes);
+  put(target.data(), checkpoint.entries);
+  CheckpointTrailer trailer = {};
+  std::memcpy(trailer.magic, kCheckpointMagic, sizeof kCheckpointMagic);
+  trailer.segment = segment.number;
+  trailer.covered_bytes = checkpoint.covered_bytes;
+  trailer.begin_bytes = segment.size_bytes - target.size();
+  trailer.entries = checkpoint.entries.size();
+  trailer.sealed = checkpoint.sealed ? 1 : 0;
+  const size_t at = target.size() - sizeof trailer;
+  std::memcpy(target.data() + at, &trailer, sizeof trailer);
+  seal(target, at + offsetof(CheckpointTrailer, checksum), segment.nonce);
+}
+
+std::optional<uint64_t> checkpoint_bytes(std::span<const std::byte> last_page,
+                                         const SegmentContext& segment) {
+  if (last_page.size() < sizeof(CheckpointTrailer)) return std::nullopt;
+  const auto trailer = read_as<CheckpointTrailer>(last_page.last(sizeof(CheckpointTrailer)));
+  if (!has_magic(trailer.magic, kCheckpointMagic) || trailer.segment != segment.number)
+    return std::nullopt;
+  if (trailer.begin_bytes < kSegmentHeaderBytes || trailer.begin_bytes >= segment.size_bytes)
+    return std::nullopt;
+  const uint64_t bytes = segment.size_bytes - trailer.begin_bytes;
+  if (trailer.entries > bytes / sizeof(CheckpointEntry)) return std::nullopt;
+  if (bytes != checkpoint_bytes(trailer.entries)) return std::nullopt;
+  return bytes;
+}
+
+bool looks_like_batch(std::span<const std::byte> page) {
+  return page.size() >= sizeof(BatchHeader) &&
+         has_magic(read_as<BatchHeader>(page).magic, kBatchMagic);
+}
+
+bool looks_like_checkpoint(std::span<const std::byte> last_page) {
+  if (last_page.size() < sizeof(CheckpointTrailer)) return false;
+  const auto trailer = read_as<CheckpointTrailer>(last_page.last(sizeof(CheckpointTrailer)));
+  return has_magic(trailer.magic, kCheckpointMagic);
+}
+
+Result<Checkpoint> decode_checkpoint(std::span<const std::byte> bytes,
+                                     const SegmentContext& segment) {
+  const auto length = checkpoint_bytes(bytes, segment);
+  if (!length || *length != bytes.size()) return corrupt("this is no checkpoint");
+  const size_t at = bytes.size() - sizeof(CheckpointTrailer);
+  if (!sealed_right(bytes, at + offsetof(CheckpointTrailer, checksum), segment.nonce))
+    return corrupt("the checkpoint is damaged");
+  const auto trailer = read_as<CheckpointTrailer>(bytes.subspan(at));
+  if (trailer.covered_bytes < kSegmentHeaderBytes || trailer.covered_bytes % kPageBytes != 0 ||
+      trailer.covered_bytes > trailer.begin_bytes)
+    return corrupt("the checkpoint covers what it cannot");
+  Checkpoint checkpoint{.covered_bytes = trailer.covered_bytes, .sealed = trailer.sealed == 1};
+  checkpoint.entries = take<CheckpointEntry>(bytes, trailer.entries);
+  for (const CheckpointEntry& entry : checkpoint.entries)
+    if (entry.removal > 1 || (entry.removal == 0 && entry.header_pages == 0) ||
+        entry.batch_page * kPageBytes >= trailer.covered_bytes)
+      return corrupt("an entry of the checkpoint makes no sense");
+  return checkpoint;
+}
+
+void append_entries(const BatchContents& batch, uint32_t batch_page,
+                    std::vector<CheckpointEntry>& entries) {
+  // Removals first: what a batch puts is newer than what it removes.
+  for (const RemovalRecord& removal : batch.removals)
+    entries.push_back({.key = removal.key,
+                       .batch_page = batch_page,
+                       .value = static_cast<uint16_t>(removal.value),
+                       .header_pages = 0,
+                       .removal = 1,
+                       .removed_segment = removal.segment,
+                       .removed_place = removal.batch_page});
+  const auto header_pages =
+      static_cast<uint8_t>(std::min<uint64_t>(255, batch.header_bytes / kPageBytes));
+  for (size_t i = 0; i < batch.values.size(); ++i)
+    entries.push_back({.key = batch.values[i].key,
+                       .batch_page = batch_page,
+                       .value = static_cast<uint16_t>(i),
+                       .header_pages = header_pages,
+                       .removal = 0,
+                       .removed_segment = 0,
+                       .removed_place = 0});
+}
+
+Location location_of(const CheckpointEntry& entry, uint32_t number) {
+  const bool removal = entry.removal != 0;
+  return {.segment = removal ? entry.removed_segment : number,
+          .batch_page = removal ? entry.removed_place : entry.batch_page,
+          .value = entry.value,
+          .header_pages = entry.header_pages};
 }
 
 }  // namespace hifc::flash

@@ -3,61 +3,175 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <random>
 #include <vector>
-
-#include "flash/segment.h"
 
 namespace hifc::flash {
 namespace {
 
-// A batch header holds all that is needed to rebuild the index from flash.
-TEST(FormatTest, BatchHeaderHoldsShapeKeysAndChecksums) {
-  const ValueShape shape{.lanes = 2, .lane_bytes = 12288, .chunk_bytes = 8192};
-  std::vector<StoredValue> values(3);
-  for (size_t i = 0; i < values.size(); ++i) values[i].key.fill(static_cast<std::byte>(i + 1));
-  std::vector<uint64_t> sums;
-  for (uint64_t i = 0; i < 3 * 2 * 2; ++i) sums.push_back(100 + i);
-  std::vector<std::byte> bytes(batch_header_bytes(shape, 3));
-  ASSERT_EQ(bytes.size(), io::kAlignment);
-  encode_batch_header({shape, 7, 4096, values, sums}, bytes);
+constexpr SegmentContext kSegment{.number = 7, .nonce = 0x1234567890, .size_bytes = 1u << 20};
 
-  BatchHeader header;
-  std::memcpy(&header, bytes.data(), sizeof(header));
-  EXPECT_EQ(std::memcmp(header.magic, "HIFCBAT\n", 8), 0);
-  EXPECT_EQ(header.lanes, 2u);
-  EXPECT_EQ(header.lane_bytes, 12288u);
-  EXPECT_EQ(header.chunk_bytes, 8192u);
-  EXPECT_EQ(header.values, 3u);
-  EXPECT_EQ(header.generation, 7u);
-  EXPECT_EQ(header.offset_bytes, 4096u);
-  EXPECT_EQ(header.header_bytes, bytes.size());
-  const std::byte* const keys = bytes.data() + sizeof(header);
-  EXPECT_EQ(keys[2 * sizeof(Key)], std::byte{3});
-  EXPECT_EQ(std::memcmp(keys + 3 * sizeof(Key), sums.data(), sums.size() * 8), 0);
-
-  std::memset(bytes.data() + offsetof(BatchHeader, checksum), 0, sizeof(uint64_t));
-  EXPECT_EQ(checksum(bytes), header.checksum);
+Key key_of(int id) {
+  Key key = {};
+  key.fill(static_cast<std::byte>(id));
+  return key;
 }
 
-TEST(FormatTest, BatchHeaderGrowsByWholePages) {
-  const ValueShape shape{.lanes = 32, .lane_bytes = 4 << 20, .chunk_bytes = 64 << 10};
-  EXPECT_EQ(batch_header_bytes(shape, 1), 5 * io::kAlignment);  // 64 + 32 + 32 * 64 * 8
+BatchContents example_batch() {
+  BatchContents batch;
+  batch.shape = {.lanes = 2, .chunk_bytes = 8192};
+  for (int i = 1; i <= 3; ++i)
+    batch.values.push_back({.key = key_of(i),
+                            .size_bytes = 1000u * i,
+                            .lane_pages = static_cast<uint32_t>(i),
+                            .stripe_page = 0});
+  batch.removals.push_back(
+      {.key = key_of(9), .segment = 5, .batch_page = 33, .value = 2, .reserved = 0});
+  for (uint64_t i = 0; i < 2 * (1 + 1 + 2); ++i) batch.checksums.push_back(100 + i);
+  batch.lay_out();
+  return batch;
+}
+
+std::vector<std::byte> encoded(const BatchContents& batch, uint64_t offset = 8192) {
+  std::vector<std::byte> bytes(batch.header_bytes);
+  encode_batch_header(batch, kSegment, offset, bytes);
+  return bytes;
+}
+
+Checkpoint example_checkpoint() {
+  Checkpoint checkpoint{.covered_bytes = 65536, .sealed = true, .entries = {}};
+  append_entries(example_batch(), 2, checkpoint.entries);
+  return checkpoint;
+}
+
+std::vector<std::byte> encoded(const Checkpoint& checkpoint) {
+  std::vector<std::byte> bytes(checkpoint_bytes(checkpoint.entries.size()));
+  encode_checkpoint(checkpoint, kSegment, bytes);
+  return bytes;
+}
+
+TEST(Format, LaysOutLanesOneAfterTheOther) {
+  const BatchContents batch = example_batch();
+  EXPECT_EQ(batch.header_bytes, kPageBytes);
+  EXPECT_EQ(batch.stripe_bytes, 6 * kPageBytes);
+  EXPECT_EQ(batch.size_bytes(), 13 * kPageBytes);
+  EXPECT_EQ(batch.lane_offset_bytes(0, 0), kPageBytes);
+  EXPECT_EQ(batch.lane_offset_bytes(0, 2), 4 * kPageBytes);
+  EXPECT_EQ(batch.lane_offset_bytes(1, 1), 8 * kPageBytes);
+  EXPECT_EQ(batch.lane_checksums(1, 2)[0], 106u);
+  EXPECT_EQ(batch.lane_checksums(0, 1)[0], 102u);
+}
+
+TEST(Format, BatchHeadersComeBack) {
+  const BatchContents batch = example_batch();
+  const auto bytes = encoded(batch);
+  EXPECT_EQ(batch_header_bytes(bytes, kSegment, 8192), bytes.size());
+  const auto decoded = decode_batch_header(bytes, kSegment, 8192);
+  ASSERT_TRUE(decoded) << decoded.error().message();
+  EXPECT_EQ(decoded->shape.lanes, 2u);
+  EXPECT_EQ(decoded->shape.chunk_bytes, 8192u);
+  EXPECT_EQ(decoded->size_bytes(), batch.size_bytes());
+  ASSERT_EQ(decoded->values.size(), 3u);
+  EXPECT_EQ(decoded->values[2].key, key_of(3));
+  EXPECT_EQ(decoded->values[2].size_bytes, 3000u);
+  ASSERT_EQ(decoded->removals.size(), 1u);
+  EXPECT_EQ(decoded->removals[0].batch_page, 33u);
+  for (uint32_t lane = 0; lane < 2; ++lane)
+    for (size_t value = 0; value < 3; ++value)
+      EXPECT_TRUE(std::ranges::equal(decoded->lane_checksums(lane, value),
+                                     batch.lane_checksums(lane, value)));
+}
+
+TEST(Format, ABatchIsOnlyOneWhereItWasWritten) {
+  const auto bytes = encoded(example_batch());
+  EXPECT_FALSE(decode_batch_header(bytes, kSegment, 12288)) << "misdirected";
+  SegmentContext other = kSegment;
+  other.number = 8;
+  EXPECT_FALSE(decode_batch_header(bytes, other, 8192));
+  other = kSegment;
+  other.nonce ^= 1;
+  EXPECT_FALSE(decode_batch_header(bytes, other, 8192)) << "left from an earlier use";
+  other = kSegment;
+  other.size_bytes = 8192 + 12 * kPageBytes;
+  EXPECT_FALSE(decode_batch_header(bytes, other, 8192)) << "does not fit";
+}
+
+TEST(Format, CheckpointsComeBack) {
+  const Checkpoint checkpoint = example_checkpoint();
+  const auto bytes = encoded(checkpoint);
+  EXPECT_EQ(checkpoint_bytes(std::span(bytes).last(kPageBytes), kSegment), bytes.size());
+  const auto decoded = decode_checkpoint(bytes, kSegment);
+  ASSERT_TRUE(decoded) << decoded.error().message();
+  EXPECT_TRUE(decoded->sealed);
+  EXPECT_EQ(decoded->covered_bytes, 65536u);
+  ASSERT_EQ(decoded->entries.size(), 4u);
+  EXPECT_EQ(location_of(decoded->entries[0], 7),
+            (Location{.segment = 5, .batch_page = 33, .value = 2, .header_pages = 0}))
+      << "removals come before what the batch puts";
+  EXPECT_EQ(location_of(decoded->entries[3], 7),
+            (Location{.segment = 7, .batch_page = 2, .value = 2, .header_pages = 1}));
+}
+
+TEST(Format, SegmentHeadersComeBack) {
+  std::vector<std::byte> bytes(kSegmentHeaderBytes);
+  EXPECT_TRUE(looks_like_segment(bytes)) << "a file that was never written";
+  encode_segment_header(
+      {.number = 3, .segment_bytes = 1 << 20, .nonce = 99, .overwrites = 4, .checksum = 0}, bytes);
+  const auto header = decode_segment_header(bytes);
+  ASSERT_TRUE(header) << header.error().message();
+  EXPECT_EQ(header->number, 3u);
+  EXPECT_EQ(header->nonce, 99u);
+  EXPECT_EQ(header->overwrites, 4u);
+  EXPECT_TRUE(looks_like_segment(bytes));
+}
+
+// Every bit counts: of headers, and of what is behind them.
+template <typename Decode>
+void expect_every_flip_is_found(std::vector<std::byte> bytes, Decode decode) {
+  ASSERT_TRUE(decode(bytes).has_value());
+  for (size_t i = 0; i < bytes.size(); i += i < 512 ? 1 : 61) {
+    bytes[i] ^= std::byte{1} << (i % 8);
+    const auto decoded = decode(bytes);
+    ASSERT_FALSE(decoded) << i;
+    ASSERT_EQ(decoded.error().code, Code::kCorrupt) << i;
+    bytes[i] ^= std::byte{1} << (i % 8);
+  }
+}
+
+TEST(Format, AFlippedBitIsFoundInEveryStructure) {
+  expect_every_flip_is_found(encoded(example_batch()), [](const auto& bytes) {
+    return decode_batch_header(bytes, kSegment, 8192);
+  });
+  expect_every_flip_is_found(encoded(example_checkpoint()),
+                             [](const auto& bytes) { return decode_checkpoint(bytes, kSegment); });
+  std::vector<std::byte> header(kSegmentHeaderBytes);
+  encode_segment_header(
+      {.number = 3, .segment_bytes = 1 << 20, .nonce = 99, .overwrites = 4, .checksum = 0}, header);
+  expect_every_flip_is_found(header,
+                             [](const auto& bytes) { return decode_segment_header(bytes); });
+}
+
+TEST(Format, AnIntactTagOfANewerVersionIsToldFromDamage) {
+  std::vector<std::byte> bytes(kSegmentHeaderBytes);
+  encode_segment_header(
+      {.number = 3, .segment_bytes = 1 << 20, .nonce = 99, .overwrites = 0, .checksum = 0}, bytes);
+  LayoutTag tag;
+  std::memcpy(&tag, bytes.data(), sizeof tag);
+  tag.version = kLayoutVersion + 1;
+  std::memcpy(bytes.data(), &tag, sizeof tag);
+  EXPECT_EQ(decode_segment_header(bytes).error().code, Code::kCorrupt);
+  const auto covered = std::as_bytes(std::span(&tag, 1)).first(offsetof(LayoutTag, checksum));
+  tag.checksum = static_cast<uint32_t>(checksum(covered));
+  std::memcpy(bytes.data(), &tag, sizeof tag);
+  EXPECT_EQ(decode_segment_header(bytes).error().code, Code::kUnsupported);
 }
 
 // Stored checksums are part of the layout: they must never change.
-TEST(FormatTest, ChecksumsKeepTheirValues) {
+TEST(Format, ChecksumsKeepTheirValues) {
   std::vector<std::byte> bytes(4096);
   for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 7);
   EXPECT_EQ(checksum(bytes), 10353854332864104805u);
   EXPECT_EQ(checksum({}), 0x2d06800538d394c2u);
-}
-
-TEST(FormatTest, OurOwnVersionIsNotNewer) {
-  std::vector<std::byte> bytes(kSegmentHeaderBytes);
-  EXPECT_FALSE(newer_version(bytes));
-  EXPECT_FALSE(newer_version({}));
-  encode_segment_header(3, 1 << 20, bytes);
-  EXPECT_FALSE(newer_version(bytes));
 }
 
 }  // namespace

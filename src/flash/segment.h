@@ -1,71 +1,73 @@
-// The store's state in memory: segments hold batches, batches hold values.
+// A segment file and the logical segment it holds at present.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
-#include <memory>
-#include <span>
 #include <utility>
 #include <vector>
 
 #include "flash/format.h"
-#include "flash/store.h"
 
 namespace hifc::flash {
 
-struct Batch;
-
-// The index points to these, and a Handle shares its Batch. In memory a value takes 40 bytes here,
-// 40 in the index and 8 per chunk for the checksums, as long as it is stored: recovery will read
-// checksums back from the batch header, so that only values with a Handle need theirs.
-struct StoredValue {
-  Key key = {};
-  Batch* batch = nullptr;
-};
-
 struct Segment {
-  Segment(uint32_t number, io::File segment_file, uint64_t file_bytes)
-      : id(number), file(std::move(segment_file)), size_bytes(file_bytes) {}
+  enum class State : uint8_t {
+    kFree,     // holds nothing that counts
+    kOpening,  // its header is being made durable; batches wait
+    kFailed,   // its header could not be written: free once nothing of it is in flight
+    kOpen,     // takes batches
+    kClosing,  // full; its checkpoint is being written
+    kClosed,   // full, with or without a checkpoint
+  };
 
-  const uint32_t id;
+  Segment(uint32_t file_id, io::File segment_file, uint64_t file_bytes)
+      : id(file_id), file(std::move(segment_file)), size_bytes(file_bytes) {}
+
+  const uint32_t id;  // physical: of the file's name
   io::File file;
   const uint64_t size_bytes;
-  uint64_t generation = 0;                      // of the present use; 0: free
+
+  State state = State::kFree;
+  uint32_t number = 0;  // logical; 0: free
+  // The logical segment that a restart would find in the file: another one than `number` until the
+  // header that replaces it is durable. 0: none.
+  uint32_t number_on_disk = 0;
+  uint64_t nonce = 0;
+  uint64_t overwrites = 0;                      // times the file was written from its beginning
   uint64_t tail_bytes = kSegmentHeaderBytes;    // the next batch goes here
   uint64_t backed_bytes = kSegmentHeaderBytes;  // up to here it has ever been written
-  uint32_t batches_in_flight = 0;
+  uint32_t writes_in_flight = 0;                // of batches, checkpoints and headers
+  uint32_t batches_in_memory = 0;               // pinned by handles and reads
   uint64_t findable_values = 0;
-  std::vector<std::shared_ptr<Batch>> batches;  // that are completely written
+  // Holds a removal, or a value that replaced an older one: while an older segment is on the disk,
+  // retiring this one would bring the older value back after a restart.
+  bool supersedes = false;
 
-  bool free() const { return generation == 0; }
-  // A Handle or a running read shares one of its batches.
-  bool pinned() const {
-    for (const std::shared_ptr<Batch>& batch : batches)
-      if (batch.use_count() > 1) return true;
-    return false;
+  bool reinserted = false;  // its values that are used have been looked for
+
+  // Until it is closed: what its checkpoint will say, of batches that are written, and how much of
+  // it is known to be durable.
+  std::vector<CheckpointEntry> entries;
+  size_t reserved_entries = 0;  // of batches placed, written or not
+  size_t durable_entries = 0;
+  size_t checkpointed_entries = 0;
+  bool sync_failed = false;  // what it covered may be lost though a later sync succeeds
+
+  bool free() const { return state == State::kFree; }
+  bool pinned() const { return batches_in_memory > 0; }
+  bool takes_batches() const { return state == State::kOpening || state == State::kOpen; }
+  SegmentContext context() const {
+    return {.number = number, .nonce = nonce, .size_bytes = size_bytes};
   }
 };
 
-// The values of one put(). A Handle shares the whole batch, so that pinning costs one counter and
-// no entry per value.
-struct Batch : std::enable_shared_from_this<Batch> {
-  ValueShape shape;
-  Segment* segment = nullptr;
-  uint64_t offset_bytes = 0;  // of its header in the segment file
-  uint64_t header_bytes = 0;
-  uint64_t size_bytes = 0;  // header and payload
-  std::vector<StoredValue> values;
-  std::vector<uint64_t> checksums;  // [values][lanes][chunks of a lane]
-
-  size_t index_of(const StoredValue& value) const {
-    return static_cast<size_t>(&value - values.data());
-  }
-  uint64_t lane_offset_bytes(uint32_t lane, size_t value) const {
-    return offset_bytes + header_bytes + (lane * values.size() + value) * shape.lane_bytes;
-  }
-  std::span<const uint64_t> lane_checksums(uint32_t lane, size_t value) const {
-    const uint64_t chunks = chunks_per_lane(shape);
-    return std::span(checksums).subspan((value * shape.lanes + lane) * chunks, chunks);
-  }
-};
+inline SegmentHeader header_of(const Segment& segment) {
+  return {.tag = {},
+          .number = segment.number,
+          .segment_bytes = segment.size_bytes,
+          .nonce = segment.nonce,
+          .overwrites = segment.overwrites,
+          .checksum = 0};
+}
 
 }  // namespace hifc::flash

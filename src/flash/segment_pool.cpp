@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <tuple>
 #include <utility>
 
 #include "base/check.h"
@@ -11,76 +13,147 @@
 namespace hifc::flash {
 namespace {
 
-// What stays free on the file system, so that the store is not what stops its neighbours.
-constexpr uint64_t kFreeSpaceFloorBytes = 64u << 20;
-
-bool retirable(const Segment& segment) {
-  return !segment.free() && segment.batches_in_flight == 0 && !segment.pinned();
+bool idle(const Segment& segment) {
+  const bool settled =
+      segment.state == Segment::State::kOpen || segment.state == Segment::State::kClosed;
+  return settled && segment.writes_in_flight == 0 && !segment.pinned();
 }
 
-bool has_room(const Segment& segment, uint64_t size_bytes) {
-  return segment.size_bytes - segment.tail_bytes >= size_bytes;
+uint64_t segment_bytes_for(uint64_t size_bytes, uint64_t records) {
+  return kSegmentHeaderBytes + size_bytes + checkpoint_bytes(records);
+}
+
+bool has_room(const Segment& segment, uint64_t size_bytes, uint64_t records) {
+  const uint64_t checkpoint = checkpoint_bytes(segment.reserved_entries + records);
+  return segment.takes_batches() &&
+         segment.tail_bytes + size_bytes + checkpoint <= segment.size_bytes;
 }
 
 }  // namespace
 
-Result<std::unique_ptr<SegmentPool>> SegmentPool::create(Options options, Directory& directory) {
-  std::unique_ptr<SegmentPool> pool(new SegmentPool(options, directory));
-  HIFC_TRY(pool->check_free_space(options.segment_bytes));
-  return pool;
-}
+SegmentPool::SegmentPool(Options options, Directory& directory)
+    : options_(options),
+      directory_(directory),
+      random_(options.seed != 0 ? options.seed : std::random_device()()) {}
 
-SegmentPool::~SegmentPool() {
-  while (!segments_.empty()) remove(*segments_.back());
-}
-
-Result<void> SegmentPool::place(Batch& batch, Forget forget) {
-  if (active_ == nullptr || !has_room(*active_, batch.size_bytes)) {
-    HIFC_ASSIGN(Segment* const next, acquire(kSegmentHeaderBytes + batch.size_bytes, forget));
-    next->generation = ++last_generation_;
-    active_ = next;
+void SegmentPool::adopt(std::vector<std::unique_ptr<Segment>> segments,
+                        uint64_t untouchable_bytes) {
+  HIFC_CHECK(segments_.empty());
+  segments_ = std::move(segments);
+  bytes_on_disk_ = untouchable_bytes_ = untouchable_bytes;
+  for (const auto& segment : segments_) {
+    bytes_on_disk_ += segment->size_bytes;
+    last_number_ = std::max(last_number_, segment->number);
+    next_id_ = std::max(next_id_, segment->id + 1);
   }
-  batch.segment = active_;
-  batch.offset_bytes = active_->tail_bytes;
-  active_->tail_bytes += batch.size_bytes;
-  active_->backed_bytes = std::max(active_->backed_bytes, active_->tail_bytes);
-  ++active_->batches_in_flight;
+  for (Segment* const segment : by_number()) map_[segment->number] = segment;
+}
+
+Result<void> SegmentPool::fit() {
+  while (bytes_on_disk_ > options_.capacity_bytes) {
+    Segment* victim = best_free(0);
+    if (victim == nullptr) victim = oldest_retirable();
+    if (victim == nullptr)
+      return failure(Code::kFull, fmt::format("{} holds {}, more than flash_cache_size {}",
+                                              directory_.path(), format_size(bytes_on_disk_),
+                                              format_size(options_.capacity_bytes)));
+    if (!victim->free()) retire(*victim);
+    HIFC_TRY(remove(*victim));
+  }
+  peak_bytes_on_disk_ = bytes_on_disk_;
   return {};
 }
 
-void SegmentPool::commit(std::shared_ptr<Batch> batch) {
-  Segment& segment = *batch->segment;
-  HIFC_CHECK(segment.batches_in_flight > 0);
-  --segment.batches_in_flight;
-  segment.batches.push_back(std::move(batch));
+Result<void> SegmentPool::check_usable() const {
+  return segments_.empty() ? check_free_space(options_.segment_bytes) : Result<void>();
 }
 
-void SegmentPool::abandon(const Batch& batch) {
-  Segment& segment = *batch.segment;
-  HIFC_CHECK(segment.batches_in_flight > 0);
-  --segment.batches_in_flight;
-  if (batch.offset_bytes + batch.size_bytes == segment.tail_bytes)
-    segment.tail_bytes = batch.offset_bytes;
-  if (segment.batches_in_flight == 0 && segment.batches.empty())
-    segment.tail_bytes = kSegmentHeaderBytes;
+Segment* SegmentPool::find(uint32_t number) const {
+  const auto found = map_.find(number);
+  return found == map_.end() ? nullptr : found->second;
 }
 
-Result<Segment*> SegmentPool::acquire(uint64_t needed_bytes, Forget forget) {
-  uint64_t kept_bytes = 0;
-  for (const auto& segment : segments_)
-    if (!segment->free() && !retirable(*segment)) kept_bytes += segment->size_bytes;
-  if (kept_bytes + needed_bytes > options_.capacity_bytes)
-    return std::unexpected(no_room(needed_bytes));
+bool SegmentPool::needs_segment(uint64_t size_bytes, uint64_t records) const {
+  return active_ == nullptr || !has_room(*active_, size_bytes, records);
+}
 
+Result<void> SegmentPool::check_room(uint64_t size_bytes, uint64_t records) const {
+  if (!needs_segment(size_bytes, records)) return {};
+  const uint64_t needed = segment_bytes_for(size_bytes, records);
+  if (unretirable_bytes() + untouchable_bytes_ + needed <= options_.capacity_bytes) return {};
+  return std::unexpected(no_room(needed));
+}
+
+Result<SegmentPool::Place> SegmentPool::place(uint64_t size_bytes, uint64_t records) {
+  HIFC_TRY(check_room(size_bytes, records));
+  Place place;
+  if (needs_segment(size_bytes, records)) {
+    HIFC_ASSIGN(Segment* const next, acquire(segment_bytes_for(size_bytes, records)));
+    place.filled = std::exchange(active_, next);  // nullptr where it had to be retired
+    place.opened = true;
+    begin(*next);
+  }
+  Segment& segment = *active_;
+  place.segment = &segment;
+  place.offset_bytes = segment.tail_bytes;
+  segment.tail_bytes += size_bytes;
+  segment.backed_bytes = std::max(segment.backed_bytes, segment.tail_bytes);
+  segment.reserved_entries += records;
+  ++segment.writes_in_flight;
+  return place;
+}
+
+void SegmentPool::begin(Segment& segment) {
+  HIFC_CHECK(segment.free());
+  segment.state = Segment::State::kOpening;
+  segment.number = ++last_number_;
+  segment.nonce = random_();
+  segment.tail_bytes = kSegmentHeaderBytes;
+  map_[segment.number] = &segment;
+}
+
+void SegmentPool::give_back(Segment& segment, uint64_t offset_bytes, uint64_t size_bytes,
+                            uint64_t records) {
+  if (offset_bytes + size_bytes != segment.tail_bytes) return;
+  segment.tail_bytes = offset_bytes;
+  segment.reserved_entries -= records;
+}
+
+void SegmentPool::deactivate(Segment& segment) {
+  if (active_ == &segment) active_ = nullptr;
+}
+
+void SegmentPool::release(Segment& segment) {
+  HIFC_CHECK(segment.writes_in_flight == 0);
+  deactivate(segment);
+  map_.erase(segment.number);
+  retired_values_ += segment.findable_values;
+  segment.state = Segment::State::kFree;
+  segment.number = 0;
+  ++segment.overwrites;
+  segment.tail_bytes = kSegmentHeaderBytes;
+  segment.findable_values = 0;
+  segment.supersedes = segment.sync_failed = segment.reinserted = false;
+  segment.entries = {};
+  segment.reserved_entries = segment.durable_entries = 0;
+  segment.checkpointed_entries = 0;
+}
+
+void SegmentPool::retire(Segment& segment) {
+  HIFC_CHECK(idle(segment));
+  release(segment);
+}
+
+Result<Segment*> SegmentPool::acquire(uint64_t needed_bytes) {
   while (true) {
-    if (Segment* const segment = smallest_free(needed_bytes)) return segment;
+    if (Segment* const segment = best_free(needed_bytes)) return segment;
     auto grown = grow(needed_bytes);
     if (grown) return grown;
-    // Free segments that are too small make room for one that is not, then the oldest values do.
-    if (Segment* const segment = smallest_free(0)) {
-      remove(*segment);
+    // Free files that are too small make room for one that is not, then the oldest values do.
+    if (Segment* const segment = best_free(0)) {
+      HIFC_TRY(remove(*segment));
     } else if (Segment* const oldest = oldest_retirable()) {
-      retire(*oldest, forget);
+      retire(*oldest);
     } else {
       return grown;
     }
@@ -88,23 +161,32 @@ Result<Segment*> SegmentPool::acquire(uint64_t needed_bytes, Forget forget) {
 }
 
 Result<Segment*> SegmentPool::grow(uint64_t needed_bytes) {
-  const uint64_t room_bytes = options_.capacity_bytes - bytes_on_disk_;
+  const uint64_t room_bytes =
+      options_.capacity_bytes - std::min(options_.capacity_bytes, bytes_on_disk_);
   if (room_bytes < needed_bytes) return std::unexpected(no_room(needed_bytes));
   const uint64_t size_bytes = std::max(needed_bytes, std::min(options_.segment_bytes, room_bytes)) /
-                              io::kAlignment * io::kAlignment;
+                              kPageBytes * kPageBytes;
   HIFC_TRY(check_free_space(size_bytes));
-  while (directory_.occupied(next_id_)) ++next_id_;
-  HIFC_ASSIGN(io::File file, directory_.create_segment(next_id_, size_bytes, options_.direct));
+  HIFC_ASSIGN(io::File file, create_file(size_bytes));
   segments_.push_back(std::make_unique<Segment>(next_id_++, std::move(file), size_bytes));
   bytes_on_disk_ += size_bytes;
   peak_bytes_on_disk_ = std::max(peak_bytes_on_disk_, bytes_on_disk_);
   return segments_.back().get();
 }
 
+// Skips names that somebody else has taken.
+Result<io::File> SegmentPool::create_file(uint64_t size_bytes) {
+  while (true) {
+    auto file = directory_.create_segment(next_id_, size_bytes, options_.direct);
+    if (file || file.error().system_errno != EEXIST) return file;
+    ++next_id_;
+  }
+}
+
 // The files are sparse until they are written: what they have been promised is not free either.
 Result<void> SegmentPool::check_free_space(uint64_t size_bytes) const {
   HIFC_ASSIGN(const uint64_t free_bytes, directory_.free_bytes());
-  const uint64_t needed_bytes = size_bytes + unallocated_bytes() + kFreeSpaceFloorBytes;
+  const uint64_t needed_bytes = size_bytes + unallocated_bytes() + options_.free_space_floor_bytes;
   if (free_bytes >= needed_bytes) return {};
   return failure(Code::kFull,
                  fmt::format("the file system of {} has {} free, another segment of {} needs {}",
@@ -118,47 +200,98 @@ uint64_t SegmentPool::unallocated_bytes() const {
   return bytes;
 }
 
-Segment* SegmentPool::smallest_free(uint64_t needed_bytes) const {
-  Segment* best = nullptr;
-  for (const auto& segment : segments_) {
-    if (!segment->free() || segment->size_bytes < needed_bytes) continue;
-    if (best == nullptr || segment->size_bytes < best->size_bytes) best = segment.get();
-  }
-  return best;
-}
-
-// A segment without findable values first: nothing is lost with it.
-Segment* SegmentPool::oldest_retirable() const {
+Segment* SegmentPool::best_free(uint64_t needed_bytes) const {
   const auto rank = [](const Segment& segment) {
-    return std::pair(segment.findable_values > 0, segment.generation);
+    return std::tuple(segment.overwrites, segment.size_bytes, segment.id);
   };
   Segment* best = nullptr;
   for (const auto& segment : segments_) {
-    if (!retirable(*segment)) continue;
+    if (!segment->free() || segment->writes_in_flight > 0 || segment->pinned()) continue;
+    // A file that was cut off may have any size: it only goes.
+    const bool usable = segment->size_bytes % kPageBytes == 0;
+    if (segment->size_bytes < needed_bytes || (needed_bytes > 0 && !usable)) continue;
     if (best == nullptr || rank(*segment) < rank(*best)) best = segment.get();
   }
   return best;
 }
 
-void SegmentPool::retire(Segment& segment, Forget forget) {
-  for (const std::shared_ptr<Batch>& batch : segment.batches) forget(*batch);
-  HIFC_CHECK(segment.findable_values == 0);
-  segment.batches.clear();
-  segment.generation = 0;
-  segment.tail_bytes = kSegmentHeaderBytes;
-  if (active_ == &segment) active_ = nullptr;
+std::vector<Segment*> SegmentPool::by_number() const {
+  std::vector<Segment*> live;
+  for (const auto& segment : segments_)
+    if (!segment->free()) live.push_back(segment.get());
+  std::ranges::sort(live, {}, &Segment::number);
+  return live;
 }
 
-void SegmentPool::remove(Segment& segment) {
+bool SegmentPool::may_retire(const Segment& segment) const {
+  if (!idle(segment)) return false;
+  return !segment.supersedes || std::ranges::none_of(segments_, [&](const auto& other) {
+    return other->number_on_disk != 0 && other->number_on_disk < segment.number;
+  });
+}
+
+// A segment without findable values first: nothing is lost with it.
+Segment* SegmentPool::oldest_retirable() const {
+  Segment* best = nullptr;
+  for (Segment* const segment : by_number()) {
+    if (!may_retire(*segment)) continue;
+    if (segment->findable_values == 0) return segment;
+    if (best == nullptr) best = segment;
+  }
+  return best;
+}
+
+Segment* SegmentPool::next_to_retire() const {
+  const bool room = best_free(options_.segment_bytes) != nullptr ||
+                    bytes_on_disk_ + options_.segment_bytes <= options_.capacity_bytes;
+  if (room) return nullptr;
+  // Whether it is pinned now says nothing about then.
+  const auto closed = [](const Segment* segment) {
+    return segment->state == Segment::State::kClosed && segment->writes_in_flight == 0;
+  };
+  const std::vector<Segment*> live = by_number();
+  const auto oldest = std::ranges::find_if(live, closed);
+  return oldest == live.end() ? nullptr : *oldest;
+}
+
+uint64_t SegmentPool::unretirable_bytes() const {
+  uint64_t bytes = 0;
+  uint32_t oldest_kept = UINT32_MAX;
+  for (const auto& segment : segments_) {
+    const bool replaced =
+        segment->state == Segment::State::kOpening && segment->number_on_disk != 0;
+    if (replaced) oldest_kept = std::min(oldest_kept, segment->number_on_disk);
+    if (segment->free() && (segment->writes_in_flight > 0 || segment->pinned()))
+      bytes += segment->size_bytes;
+  }
+  for (const Segment* const segment : by_number()) {
+    if (idle(*segment) && !(segment->supersedes && oldest_kept < segment->number)) continue;
+    bytes += segment->size_bytes;
+    oldest_kept = std::min(oldest_kept, segment->number);
+  }
+  return bytes;
+}
+
+Result<void> SegmentPool::remove(Segment& segment) {
+  HIFC_CHECK(segment.free());
+  HIFC_TRY(directory_.remove_segment(segment.id));
   bytes_on_disk_ -= segment.size_bytes;
-  directory_.remove_segment(segment.id);
   std::erase_if(segments_, [&](const auto& owned) { return owned.get() == &segment; });
+  // Else a power failure would bring back values that newer ones have replaced.
+  return directory_.sync();
+}
+
+void SegmentPool::remove_all() {
+  active_ = nullptr;
+  for (const auto& segment : segments_) (void)directory_.remove_segment(segment->id);
+  segments_.clear();
+  map_.clear();
 }
 
 Error SegmentPool::no_room(uint64_t needed_bytes) const {
   size_t written = 0, pinned = 0;
   for (const auto& segment : segments_) {
-    if (segment->batches_in_flight > 0)
+    if (segment->writes_in_flight > 0)
       ++written;
     else if (segment->pinned())
       ++pinned;

@@ -1,16 +1,20 @@
-// The store's segments: room for batches within the byte limit, and retirement to make it.
+// The store's segments: the map from logical segments to files, room for batches within the byte
+// limit, and retirement to make it.
 //
 // Batches fill the active segment one after the other. When it is full, the next one is, in this
-// order: a free segment, a new file, or the oldest segment that nobody pins, whose values are
-// forgotten; its file is overwritten in place, which flash and file system do faster than writing
-// into new blocks. Not thread-safe.
+// order: a free file (the one overwritten least), a new file, or the file of the oldest logical
+// segment that may go. Its values become unfindable because its number leaves the map; the file is
+// overwritten in place, which flash and file system do faster than writing into new blocks.
+//
+// Not thread-safe.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <random>
+#include <unordered_map>
 #include <vector>
 
-#include "base/function_ref.h"
 #include "flash/directory.h"
 #include "flash/segment.h"
 
@@ -21,46 +25,83 @@ class SegmentPool {
   struct Options {
     uint64_t capacity_bytes = 0;
     uint64_t segment_bytes = 0;
+    uint64_t free_space_floor_bytes = 0;
+    uint64_t seed = 0;  // of the nonces
     bool direct = true;
   };
-  using Forget = FunctionRef<void(const Batch&)>;
+  struct Place {
+    Segment* segment = nullptr;
+    uint64_t offset_bytes = 0;
+    bool opened = false;        // `segment` is new: its header has to be written before anything
+    Segment* filled = nullptr;  // was active until now and takes no more
+  };
 
-  // The directory must outlive the pool. kFull when the file system has no room for one segment.
-  static Result<std::unique_ptr<SegmentPool>> create(Options options, Directory& directory);
-  ~SegmentPool();  // removes the segment files
+  SegmentPool(Options options, Directory& directory);
 
-  // Gives the batch its segment and offset there, and counts it as in flight; `forget` is called
-  // for each batch that has to go. kFull or kBusy as Store::put(); nothing is forgotten then.
-  Result<void> place(Batch& batch, Forget forget);
-  // The batch is written: its segment keeps it.
-  void commit(std::shared_ptr<Batch> batch);
+  // Segments found when opening, in any order, and bytes of ours that are not to be touched. Then
+  // fit() retires the oldest and removes files until all of it is within the capacity.
+  void adopt(std::vector<std::unique_ptr<Segment>> segments, uint64_t untouchable_bytes);
+  Result<void> fit();
+  // kFull when there is no segment and no room for one on the file system.
+  Result<void> check_usable() const;
+
+  // The segment that holds a logical one at present, if it still exists.
+  Segment* find(uint32_t number) const;
+
+  // Whether place() would have to find another segment.
+  bool needs_segment(uint64_t size_bytes, uint64_t records) const;
+  // kFull or kBusy where place() would fail for lack of room; else it still may.
+  Result<void> check_room(uint64_t size_bytes, uint64_t records) const;
+  // Room for a batch; counts it as a write in flight. kFull or kBusy as Store::put().
+  Result<Place> place(uint64_t size_bytes, uint64_t records);
   // The batch could not be written: its space is free again, at once if it is the segment's last.
-  void abandon(const Batch& batch);
+  void give_back(Segment& segment, uint64_t offset_bytes, uint64_t size_bytes, uint64_t records);
 
+  // No more batches into this segment.
+  void deactivate(Segment& segment);
+  // The segment's values are lost; nothing of it is in flight.
+  void release(Segment& segment);
+  // Continues to fill a segment that was found when opening.
+  void activate(Segment& segment) { active_ = &segment; }
+  // Removes all files.
+  void remove_all();
+
+  Segment* active() const { return active_; }
+  // Which segment goes when the active one is full; nullptr while there is other room.
+  Segment* next_to_retire() const;
+  const std::vector<std::unique_ptr<Segment>>& segments() const { return segments_; }
   uint64_t bytes_on_disk() const { return bytes_on_disk_; }
   uint64_t peak_bytes_on_disk() const { return peak_bytes_on_disk_; }
+  uint64_t retired_values() const { return retired_values_; }
 
  private:
-  SegmentPool(Options options, Directory& directory) : options_(options), directory_(directory) {}
-
-  Result<Segment*> acquire(uint64_t needed_bytes, Forget forget);
+  Result<Segment*> acquire(uint64_t needed_bytes);
   Result<Segment*> grow(uint64_t needed_bytes);
+  Result<io::File> create_file(uint64_t size_bytes);
   Result<void> check_free_space(uint64_t size_bytes) const;
-  Segment* smallest_free(uint64_t needed_bytes) const;
+  void begin(Segment& segment);
+  Segment* best_free(uint64_t needed_bytes) const;
+  bool may_retire(const Segment& segment) const;
   Segment* oldest_retirable() const;
-  void retire(Segment& segment, Forget forget);
-  void remove(Segment& segment);
+  std::vector<Segment*> by_number() const;
+  uint64_t unretirable_bytes() const;
+  void retire(Segment& segment);
+  Result<void> remove(Segment& segment);
   uint64_t unallocated_bytes() const;
   Error no_room(uint64_t needed_bytes) const;
 
   const Options options_;
   Directory& directory_;
+  std::mt19937_64 random_;
   std::vector<std::unique_ptr<Segment>> segments_;
+  std::unordered_map<uint32_t, Segment*> map_;  // by number
+  uint32_t last_number_ = 0;
   Segment* active_ = nullptr;
   uint32_t next_id_ = 0;
-  uint64_t last_generation_ = 0;
   uint64_t bytes_on_disk_ = 0;
+  uint64_t untouchable_bytes_ = 0;  // of them
   uint64_t peak_bytes_on_disk_ = 0;
+  uint64_t retired_values_ = 0;
 };
 
 }  // namespace hifc::flash

@@ -39,6 +39,14 @@ inline void fill_lane(uint64_t id, uint64_t version, uint32_t lane, std::span<st
   }
 }
 
+struct ValueShape {
+  uint32_t lanes = 0;
+  uint64_t lane_bytes = 0;
+  uint32_t chunk_bytes = 0;
+
+  BatchShape batch() const { return {.lanes = lanes, .chunk_bytes = chunk_bytes}; }
+};
+
 // Values to put, and the memory of their lanes. Lanes of a value do not touch each other.
 struct TestBatch {
   TestBatch(const ValueShape& batch_shape, std::vector<uint64_t> value_ids, uint64_t version = 0)
@@ -47,7 +55,7 @@ struct TestBatch {
     memory = *io::AlignedMemory::allocate(ids.size() * shape.lanes * stride);
     std::byte* position = memory.data();
     for (const uint64_t id : ids) {
-      values.push_back({key_of(id), {}});
+      values.push_back({.key = key_of(id), .lanes = {}, .lane_bytes = shape.lane_bytes});
       for (uint32_t lane = 0; lane < shape.lanes; ++lane, position += stride) {
         fill_lane(id, version, lane, {position, shape.lane_bytes});
         values.back().lanes.push_back(position);
@@ -78,22 +86,45 @@ struct StoreHarness {
   }
   Result<std::unique_ptr<Store>> try_open(uint64_t capacity_bytes,
                                           uint64_t segment_bytes = 256u << 20) {
-    return Store::open({.directory = path().string(),
-                        .capacity_bytes = capacity_bytes,
-                        .segment_bytes = segment_bytes},
-                       ring);
+    StoreOptions store_options = options;
+    store_options.directory = path().string();
+    store_options.capacity_bytes = capacity_bytes;
+    store_options.segment_bytes = segment_bytes;
+    return Store::open(store_options, ring);
   }
   std::filesystem::path path() const { return directory.path() / "store"; }
 
   void wait_all() {
-    while (ring.in_flight() > 0) ring.wait();
+    while (ring.in_flight() > 0) store->wait();
+  }
+
+  // Empty on a miss.
+  Handle find(uint64_t id) {
+    std::optional<Handle> found;
+    EXPECT_TRUE(store->pin(key_of(id), [&](Handle handle) { found = std::move(handle); }));
+    while (!found) EXPECT_GT(store->wait(), 0u);
+    return std::move(*found);
+  }
+  bool contains(uint64_t id) const { return store->contains(key_of(id)); }
+
+  Result<void> flush() {
+    std::optional<Result<void>> outcome;
+    HIFC_TRY(store->flush([&](Result<void> result) { outcome = std::move(result); }));
+    while (!outcome) EXPECT_GT(store->wait(), 0u);
+    return std::move(*outcome);
   }
 
   Result<std::vector<Handle>> put(const TestBatch& batch) {
     std::optional<Result<std::vector<Handle>>> outcome;
-    HIFC_TRY(store->put(batch.shape, batch.values,
-                        [&](Result<std::vector<Handle>> result) { outcome = std::move(result); }));
-    while (!outcome) EXPECT_GT(ring.wait(), 0u);
+    while (true) {
+      const Result<void> accepted =
+          store->put(batch.shape.batch(), batch.values,
+                     [&](Result<std::vector<Handle>> result) { outcome = std::move(result); });
+      if (accepted) break;
+      const bool busy = accepted.error().code == Code::kBusy && store->wait() > 0;
+      if (!busy) return std::unexpected(accepted.error());
+    }
+    while (!outcome) EXPECT_GT(store->wait(), 0u);
     return std::move(*outcome);
   }
 
@@ -101,7 +132,7 @@ struct StoreHarness {
     std::optional<Result<void>> outcome;
     const LaneRead run{&handle, target.data()};
     HIFC_TRY(store->read(lane, {&run, 1}, [&](Result<void> result) { outcome = result; }));
-    while (!outcome) EXPECT_GT(ring.wait(), 0u);
+    while (!outcome) EXPECT_GT(store->wait(), 0u);
     return *outcome;
   }
 
@@ -119,7 +150,7 @@ struct StoreHarness {
     return true;
   }
   bool findable_and_intact(const ValueShape& shape, uint64_t id, uint64_t version = 0) {
-    const Handle handle = store->find(key_of(id));
+    const Handle handle = find(id);
     return handle && intact(handle, shape, id, version);
   }
 
@@ -143,6 +174,7 @@ struct StoreHarness {
 
   testing::TempDirectory directory;
   io::Ring& ring;
+  StoreOptions options = {};     // besides directory and sizes
   std::unique_ptr<Store> store;  // last: closing runs completions
 };
 

@@ -12,6 +12,16 @@ constexpr uint64_t kCoalescedWriteBytes = 4u << 20;
 constexpr uint64_t kFlushBufferBytes = 16u << 20;
 constexpr uint64_t kNeighbourReadBytes = 128u << 10;
 
+// Memory and rings that a device which does not answer may still use, for the rest of the process.
+struct Abandoned {
+  io::AlignedMemory memory;
+  std::unique_ptr<io::Ring> ring;
+};
+std::vector<Abandoned>& abandoned() {
+  static auto* const all = new std::vector<Abandoned>();
+  return *all;
+}
+
 constexpr uint64_t divide_up(uint64_t value, uint64_t by) {
   return (value + by - 1) / by;
 }
@@ -44,7 +54,12 @@ Result<std::unique_ptr<Tiers>> Tiers::create(const TiersOptions& options, io::Ri
   return tiers;
 }
 
-Tiers::~Tiers() = default;
+Tiers::~Tiers() {
+  store_.reset();  // runs completions
+  *alive_ = false;
+  if (ring_ != nullptr && ring_->in_flight() > 0)
+    abandoned().push_back({.memory = std::move(memory_), .ring = std::move(own_ring_)});
+}
 
 Result<void> Tiers::initialise(const TiersOptions& options) {
   HIFC_CHECK(options.block_bytes > 0);
@@ -56,6 +71,7 @@ Result<void> Tiers::initialise(const TiersOptions& options) {
   at(Tier::kWarm).capacity_bytes = options.warm_bytes;
   HIFC_ASSIGN(memory_, io::AlignedMemory::allocate(frames * options.block_bytes));
   owner_.assign(frames, Tier::kWarm);
+  in_device_.resize(frames);
   for (uint64_t frame = frames; frame-- > 0;)
     free_.push_back(FrameId{static_cast<uint32_t>(frame)});
   if (!options.flash) return {};
@@ -89,8 +105,32 @@ std::optional<FrameId> Tiers::acquire(Tier preferred) {
 
 void Tiers::release(FrameId frame) {
   HIFC_CHECK(static_cast<uint32_t>(frame) < owner_.size());
+  InDevice& use = in_device_[static_cast<uint32_t>(frame)];
+  HIFC_CHECK(!use.condemned);
+  if (use.reads == 0) return free(frame);
+  use.condemned = true;
+  ++condemned_frames_;
+}
+
+void Tiers::free(FrameId frame) {
   at(tier_of(frame)).used_bytes -= options_.block_bytes;
   free_.push_back(frame);
+}
+
+FrameId Tiers::frame_at(const std::byte* memory) const {
+  const auto offset = static_cast<size_t>(memory - memory_.data());
+  HIFC_CHECK(offset % options_.block_bytes == 0);
+  return FrameId{static_cast<uint32_t>(offset / options_.block_bytes)};
+}
+
+void Tiers::let_go(std::span<const FrameId> frames) {
+  for (const FrameId frame : frames) {
+    InDevice& use = in_device_[static_cast<uint32_t>(frame)];
+    HIFC_CHECK(use.reads > 0);
+    if (--use.reads > 0 || !std::exchange(use.condemned, false)) continue;
+    --condemned_frames_;
+    free(frame);
+  }
 }
 
 void Tiers::promote(FrameId frame) {
@@ -118,17 +158,51 @@ uint32_t Tiers::groups_per_write_max(uint64_t block_bytes, uint32_t blocks_per_g
 Result<void> Tiers::store_groups(std::vector<flash::PutValue> groups, flash::Store::PutDone done) {
   // 64 chunks a block bound the checksums' memory; 4 KiB keeps single pages verifiable.
   const uint64_t chunk = divide_up(options_.block_bytes / 64, io::kAlignment) * io::kAlignment;
-  const flash::ValueShape shape{.lanes = options_.blocks_per_group,
-                                .lane_bytes = options_.block_bytes,
+  const flash::BatchShape shape{.lanes = options_.blocks_per_group,
                                 .chunk_bytes = static_cast<uint32_t>(chunk)};
   return store_->put(shape, std::move(groups), std::move(done));
 }
 
+// Registering takes physical memory for all frames, at once: it is for what is read over and over.
+void Tiers::register_memory() {
+  if (loaded_bytes_ < memory_.size_bytes() || std::exchange(registered_, true)) return;
+  ring_->register_memory(memory_.span());
+}
+
 Result<void> Tiers::load(uint32_t layer, std::span<const flash::LaneRead> run,
                          flash::Store::ReadDone done) {
-  // Registering takes physical memory for all frames: not before something has to be read.
-  if (!std::exchange(registered_, true)) ring_->register_memory(memory_.span());
-  return store_->read(layer, run, std::move(done));
+  loaded_bytes_ += run.size() * options_.block_bytes;
+  register_memory();
+  std::vector<FrameId> frames;
+  for (const flash::LaneRead& read : run) {
+    frames.push_back(frame_at(read.memory));
+    ++in_device_[static_cast<uint32_t>(frames.back())].reads;
+  }
+  auto accepted = store_->read(layer, run, std::move(done), [this, alive = alive_, frames] {
+    if (*alive) let_go(frames);
+  });
+  if (!accepted) let_go(frames);
+  return accepted;
+}
+
+uint32_t Tiers::wait_for(uint64_t timeout_ns) {
+  if (!store_) return 0;
+  const uint32_t completed = store_->poll();
+  if (completed > 0) return completed;
+  return ring_->wait_for(timeout_ns) + store_->poll();
+}
+
+Result<void> Tiers::sync() {
+  if (!store_) return {};
+  const auto outcome = std::make_shared<std::optional<Result<void>>>();
+  const auto flush = [&] {
+    return store_->flush([outcome](Result<void> result) { *outcome = std::move(result); });
+  };
+  auto accepted = flush();
+  while (!accepted && accepted.error().code == Code::kBusy && wait() > 0) accepted = flush();
+  HIFC_TRY(accepted);
+  while (!*outcome && wait() > 0) continue;
+  return outcome->value_or(failure(Code::kTimeout, "the flash device does not answer"));
 }
 
 void Tiers::count_hit(Tier tier, uint64_t bytes) {

@@ -4,8 +4,8 @@
 // hard byte budget. On a CPU the two are accounting classes of one memory region: promotion
 // recharges a frame and copies nothing, and attention reads frames of both in place.
 //
-// Thread-compatible: one thread calls everything but verify(); transfers complete on that thread
-// inside poll() and wait().
+// Thread-compatible: one thread calls everything; transfers complete on that thread inside poll()
+// and wait().
 #pragma once
 
 #include <array>
@@ -57,13 +57,17 @@ class Tiers {
   ~Tiers();
 
   size_t block_bytes() const { return options_.block_bytes; }
+  uint32_t blocks_per_group() const { return options_.blocks_per_group; }
   uint32_t frames() const { return static_cast<uint32_t>(owner_.size()); }
   uint32_t free_frames() const { return static_cast<uint32_t>(free_.size()); }
 
   // A free frame charged to `preferred` where that has room, else to the other memory tier; nothing
   // when both are full. The frame's bytes are whatever was there before.
   std::optional<FrameId> acquire(Tier preferred);
+  // A frame that the device still writes to (its read was late) is condemned: it stays charged, and
+  // is free only when the device has let go of it.
   void release(FrameId frame);
+  uint32_t condemned_frames() const { return condemned_frames_; }
   // Recharges a warm frame to the hot tier if that has room.
   void promote(FrameId frame);
 
@@ -88,10 +92,15 @@ class Tiers {
 
   // Transfers; see flash/store.h. Blocks of a group are its lanes in layer order.
   Result<void> store_groups(std::vector<flash::PutValue> groups, flash::Store::PutDone done);
+  // Reads into frames. They may be released at any time; see release().
   Result<void> load(uint32_t layer, std::span<const flash::LaneRead> run,
                     flash::Store::ReadDone done);
-  uint32_t poll() { return ring_ != nullptr ? ring_->poll() : 0; }
-  uint32_t wait() { return ring_ != nullptr ? ring_->wait() : 0; }
+  uint32_t poll() { return store_ ? store_->poll() : 0; }
+  uint32_t wait() { return store_ ? store_->wait() : 0; }
+  // As wait(), but returns 0 once the time has passed.
+  uint32_t wait_for(uint64_t timeout_ns);
+  // Everything stored survives a power failure, or the reason why not.
+  Result<void> sync();
 
   void count_hit(Tier tier, uint64_t bytes);
   void count_write(Tier tier, uint64_t bytes) { at(tier).bytes_written += bytes; }
@@ -103,16 +112,29 @@ class Tiers {
   TierCounters& at(Tier tier) { return counters_[static_cast<size_t>(tier)]; }
   bool has_room(Tier tier) const;
   void charge(FrameId frame, Tier tier);
+  void free(FrameId frame);
+  void register_memory();
+  FrameId frame_at(const std::byte* memory) const;
+  void let_go(std::span<const FrameId> frames);
 
   TiersOptions options_;
   io::AlignedMemory memory_;
   bool registered_ = false;
-  std::vector<Tier> owner_;    // [frame]
+  uint64_t loaded_bytes_ = 0;
+  struct InDevice {
+    uint8_t reads = 0;  // whose memory the device may still write to
+    bool condemned = false;
+  };
+  std::vector<Tier> owner_;          // [frame]
+  std::vector<InDevice> in_device_;  // [frame]
+  uint32_t condemned_frames_ = 0;
+  // False once this object is gone: a device may let go of frames later than that.
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   std::vector<FrameId> free_;  // a stack: the frames used last are reused first
   std::array<TierCounters, kTierCount> counters_ = {};
   std::unique_ptr<io::Ring> own_ring_;
   io::Ring* ring_ = nullptr;
-  std::unique_ptr<flash::Store> store_;  // declared last: its destruction still drives the ring
+  std::unique_ptr<flash::Store> store_;
 };
 
 }  // namespace hifc::tier

@@ -4,9 +4,14 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <random>
 #include <set>
 #include <vector>
+
+#include "testing/sim_clock.h"
+#include "testing/sim_ring.h"
+#include "testing/temp_directory.h"
 
 namespace hifc::tier {
 namespace {
@@ -151,6 +156,99 @@ TEST(Tiers, GroupsPerWriteMakeFourMebibytesAndNeighboursOf128Kibibytes) {
       if (least > 1)
         EXPECT_TRUE((least - 1) * group < (4u << 20) || (least - 1) * block < (128u << 10));
     }
+}
+
+// A device that hangs: the frames of its late reads are neither reused nor freed before it has let
+// go of them, wherever their owner has got to by then.
+class CondemnedFrames : public ::testing::Test {
+ protected:
+  static constexpr uint64_t kDeadlineNs = 1'000'000;
+
+  void SetUp() override {
+    tiers_ = Tiers::create({.block_bytes = kBlock,
+                            .blocks_per_group = 2,
+                            .hot_bytes = 0,
+                            .warm_bytes = 4 * kBlock,
+                            .flash = flash::StoreOptions{.directory = directory_.file("store"),
+                                                         .capacity_bytes = 1u << 20,
+                                                         .deadline_ns = kDeadlineNs,
+                                                         .clock = &clock_}},
+                           ring_)
+                 .value();
+    frames_ = {tiers_->acquire(Tier::kWarm).value(), tiers_->acquire(Tier::kWarm).value()};
+    flash::PutValue value{.key = {std::byte{1}}, .lanes = {}, .lane_bytes = kBlock};
+    for (const FrameId frame : frames_) value.lanes.push_back(tiers_->data(frame));
+    ASSERT_TRUE(tiers_->store_groups({value}, [&](Result<std::vector<flash::Handle>> outcome) {
+      ASSERT_TRUE(outcome);
+      handle_ = outcome->front();
+    }));
+    while (!handle_) ASSERT_GT(tiers_->wait(), 0u);
+    ASSERT_TRUE(tiers_->sync());
+  }
+  void hang() {
+    ring_.set_plan({.choose = [](const io::Request&) { return testing::Fault::kHang; }});
+  }
+  void read_late(FrameId frame) {
+    std::optional<Result<void>> outcome;
+    const flash::LaneRead read{.handle = &handle_, .memory = tiers_->data(frame)};
+    ASSERT_TRUE(tiers_->load(0, {&read, 1}, [&](Result<void> result) { outcome = result; }));
+    while (!outcome) tiers_->wait_for(kDeadlineNs);
+    ASSERT_FALSE(*outcome);
+    EXPECT_EQ(outcome->error().code, Code::kTimeout);
+  }
+
+  testing::TempDirectory directory_;
+  testing::SimClock clock_;
+  testing::SimRing ring_{{}, {.clock = &clock_}};
+  std::unique_ptr<Tiers> tiers_;
+  std::vector<FrameId> frames_;
+  flash::Handle handle_;
+};
+
+TEST_F(CondemnedFrames, StayChargedUntilTheDeviceLetsGo) {
+  hang();
+  read_late(frames_[0]);
+  tiers_->release(frames_[0]);
+  tiers_->release(frames_[1]);
+  EXPECT_EQ(tiers_->condemned_frames(), 1u);
+  EXPECT_EQ(tiers_->free_frames(), 3u);
+  EXPECT_EQ(tiers_->counters(Tier::kWarm).used_bytes, kBlock);
+  while (const auto frame = tiers_->acquire(Tier::kWarm)) EXPECT_NE(*frame, frames_[0]);
+  ring_.set_plan({});
+  ring_.release_hung();
+  while (tiers_->poll() > 0) continue;
+  EXPECT_EQ(tiers_->condemned_frames(), 0u);
+  EXPECT_EQ(tiers_->free_frames(), 1u);
+  EXPECT_EQ(tiers_->acquire(Tier::kWarm), frames_[0]);
+  handle_ = {};
+}
+
+TEST_F(CondemnedFrames, AFrameThatIsKeptThroughALateReadIsFreedAsUsual) {
+  hang();
+  read_late(frames_[0]);
+  ring_.set_plan({});
+  ring_.release_hung();
+  while (tiers_->poll() > 0) continue;
+  EXPECT_EQ(tiers_->condemned_frames(), 0u);
+  EXPECT_EQ(tiers_->free_frames(), 2u);
+  tiers_->release(frames_[0]);
+  EXPECT_EQ(tiers_->free_frames(), 3u);
+  handle_ = {};
+}
+
+TEST_F(CondemnedFrames, AFailedReadCondemnsNothing) {
+  ring_.set_plan({.read_error = 1});
+  std::optional<Result<void>> outcome;
+  const flash::LaneRead read{.handle = &handle_, .memory = tiers_->data(frames_[0])};
+  ASSERT_TRUE(tiers_->load(1, {&read, 1}, [&](Result<void> result) {
+    outcome = result;
+    tiers_->release(frames_[0]);
+  }));
+  while (!outcome) ASSERT_GT(tiers_->wait(), 0u);
+  EXPECT_FALSE(*outcome);
+  EXPECT_EQ(tiers_->condemned_frames(), 0u);
+  EXPECT_EQ(tiers_->free_frames(), 3u);
+  handle_ = {};
 }
 
 }  // namespace

@@ -1,0 +1,15 @@
+// The benchmarks behind `hifc bench`: each adds its subcommand, as in apps/command.h.
+#pragma once
+
+#include "apps/command.h"
+
+namespace hifc::apps {
+
+void add_bench_decode(CLI::App& bench, Action& chosen);
+void add_bench_prefill(CLI::App& bench, Action& chosen);
+void add_bench_flash(CLI::App& bench, Action& chosen);
+void add_bench_resume(CLI::App& bench, Action& chosen);
+
+Result<void> check_interrupted();
+
+}  // namespace hifc::apps

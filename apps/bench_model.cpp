@@ -1,0 +1,93 @@
+#include "apps/bench_model.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace hifc::apps {
+
+std::shared_ptr<ModelBenchOptions> add_model_bench_options(CLI::App& command,
+                                                           ModelBenchDefaults defaults) {
+  auto options = std::make_shared<ModelBenchOptions>();
+  options->contexts = std::move(defaults.contexts);
+  options->rounds = defaults.rounds;
+  // Several values stand in one word, so that files can follow: --context 32,512.
+  const auto positive = CLI::Range(1u, 1u << 24);
+  command.add_option("-m,--model", options->model, "Model file (GGUF)")->required();
+  command.add_option("-f,--file", options->file, "Text to run over")->capture_default_str();
+  command.add_option("--context", options->contexts, "Context lengths in tokens")
+      ->delimiter(',')
+      ->check(positive)
+      ->type_name("N,...")
+      ->capture_default_str();
+  command.add_option("--rounds", options->rounds, "Interleaved rounds; medians are shown")
+      ->check(positive)
+      ->type_name("N")
+      ->capture_default_str();
+  command.add_flag("--json", options->output.json, "Print JSON");
+  command.add_flag("--enforce", options->output.enforce, "Exit status 3 when a target is missed");
+  command.add_option("--hot-ratio", options->hot_ratios, "Shares of the KV that stay hot")
+      ->delimiter(',')
+      ->check(CLI::Range(0.0, 1.0))
+      ->type_name("0..1,...")
+      ->capture_default_str();
+  options->config = std::make_unique<ConfigOptions>(
+      command, std::initializer_list<std::string_view>{"hot_cache_ratio", "context"});
+  return options;
+}
+
+Result<void> ModelBench::prepare(uint64_t tokens_needed) {
+  HIFC_ASSIGN(config, options.config->resolve());
+  config.resume = false;  // every contender computes what it is measured on
+  HIFC_ASSIGN(const std::string text, read_text(options.file));
+  HIFC_ASSIGN(model, engine::Model::load(options.model));
+  if (tokens_needed > model->context_tokens())
+    return failure(Code::kInvalid,
+                   fmt::format("--context {} with {} decoded tokens is more than the {} tokens "
+                               "the model was trained for",
+                               *std::ranges::max_element(options.contexts),
+                               uint64_t{options.rounds} * options.tokens, model->context_tokens()));
+  HIFC_ASSIGN(tokens, model->tokenize(text, false));
+  if (tokens.empty()) return failure(Code::kInvalid, "the text has no tokens");
+  // A text shorter than the context goes round.
+  for (size_t i = 0; tokens.size() < tokens_needed; ++i) tokens.push_back(tokens[i]);
+  HIFC_ASSIGN(pool, engine::ThreadPool::create(config.threads));
+  HIFC_ASSIGN(const engine::Budget budget,
+              engine::plan_budget(config, model->shape(), model->context_tokens()));
+  if (!budget.flash) return {};
+  config.flash_path = budget.flash_path;
+  HIFC_ASSIGN(scratch, ScratchDirectory::create(budget.flash_path));
+  return {};
+}
+
+BenchReport::Json ModelBench::parameters() const {
+  return {{"model", model->description()},  {"file", options.file},
+          {"threads", pool->threads()},     {"rounds", options.rounds},
+          {"tokens", options.tokens},       {"context", options.contexts},
+          {"hot_ratio", options.hot_ratios}};
+}
+
+Result<std::unique_ptr<engine::Engine>> ModelBench::make_engine(const EngineSetup& setup) {
+  if (!config.flash_path && setup.hot_ratio < 1)
+    return failure(
+        Code::kInvalid,
+        fmt::format("--hot-ratio {} needs a flash tier: give --flash DIR", setup.hot_ratio));
+  Config engine_config = config;
+  engine_config.hot_cache_ratio = setup.hot_ratio;
+  engine_config.hot_cache_size.reset();  // the ratio alone says what is hot
+  engine_config.context = setup.context;
+  const bool temporary = setup.flash_path.empty();
+  if (config.flash_path)
+    engine_config.flash_path =
+        temporary ? fmt::format("{}/hot{}", scratch.path(), setup.hot_ratio) : setup.flash_path;
+  return engine::Engine::create(
+      *model, *pool,
+      {.config = engine_config, .temporary_flash = temporary, .cancelled = &interrupted()});
+}
+
+Result<std::unique_ptr<engine::Reference>> ModelBench::make_reference(engine::ReferenceMode mode,
+                                                                      uint32_t context) {
+  return engine::Reference::create(*model, *pool, {.mode = mode, .context_tokens = context});
+}
+
+}  // namespace hifc::apps

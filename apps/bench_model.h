@@ -1,0 +1,74 @@
+// What the benchmarks that run a model share: options, the model, and enough tokens of real text.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "apps/bench.h"
+#include "apps/bench_report.h"
+#include "apps/options.h"
+#include "apps/scratch_directory.h"
+#include "base/clock.h"
+#include "engine/engine.h"
+#include "engine/reference.h"
+
+namespace hifc::apps {
+
+struct ModelBenchOptions {
+  std::string model;
+  std::string file = "/usr/share/common-licenses/GPL-3";
+  std::vector<uint32_t> contexts;
+  std::vector<double> hot_ratios = {1.0};
+  uint32_t rounds = 5;
+  uint32_t tokens = 8;  // decoded by each contender in each round
+  BenchOutput output;
+  std::unique_ptr<ConfigOptions> config;
+};
+
+struct ModelBenchDefaults {
+  std::vector<uint32_t> contexts;
+  uint32_t rounds = 5;
+};
+std::shared_ptr<ModelBenchOptions> add_model_bench_options(CLI::App& command,
+                                                           ModelBenchDefaults defaults);
+
+// Everything that its engines store is removed with it.
+struct ModelBench {
+  const ModelBenchOptions& options;
+  Config config;  // flash_path is set where there is a flash tier
+  SystemClock clock;
+  ScratchDirectory scratch;  // of the flash tier, in flash_path
+  std::unique_ptr<engine::Model> model;
+  std::unique_ptr<engine::ThreadPool> pool;
+  std::vector<int32_t> tokens;
+
+  explicit ModelBench(const ModelBenchOptions& bench_options) : options(bench_options) {}
+
+  Result<void> prepare(uint64_t tokens_needed);
+  BenchReport::Json parameters() const;
+
+  struct EngineSetup {
+    double hot_ratio = 1;  // of the KV of `context` tokens
+    uint32_t context = 0;
+    // Keeps what is stored there. Empty: nothing is taken from an earlier engine, nothing is kept.
+    std::string flash_path = {};
+  };
+  Result<std::unique_ptr<engine::Engine>> make_engine(const EngineSetup& setup);
+  Result<std::unique_ptr<engine::Reference>> make_reference(engine::ReferenceMode mode,
+                                                            uint32_t context);
+
+  // Appends the seconds that `work` takes.
+  template <typename Work>
+  Result<void> time(std::vector<double>& seconds, Work work) {
+    HIFC_TRY(check_interrupted());
+    const uint64_t start_ns = clock.now_ns();
+    HIFC_TRY(work());
+    seconds.push_back(milliseconds(clock.now_ns() - start_ns) / 1000);
+    return {};
+  }
+};
+
+}  // namespace hifc::apps

@@ -1,0 +1,100 @@
+// KvCache: where a sequence begins and where it ends. Stored prefixes, saving, truncation.
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "cache/kv_cache.h"
+
+namespace hifc::cache {
+
+Result<void> KvCache::save() {
+  const auto written = writer_.flush();
+  const auto parked = writer_.park();
+  const auto durable = tiers_.sync();
+  HIFC_TRY(written);
+  HIFC_TRY(parked);
+  return durable;
+}
+
+StoredPrefix KvCache::find_stored(std::span<const int32_t> tokens, const Patience& patience) {
+  return find_stored_prefix(tiers_, header_, tokens, patience);
+}
+
+Result<LoadedGroup> KvCache::load(const StoredPrefix& prefix, uint32_t index,
+                                  const Patience& patience) {
+  const bool tail = index == prefix.groups();
+  kv::BlockHeader header = header_;
+  header.tokens.first_position = index * block_tokens();
+  header.tokens.token_count =
+      static_cast<uint16_t>(tail ? prefix.tail->stored_tokens : block_tokens());
+  return LoadedGroup::load(tiers_, tail ? prefix.tail->handle : prefix.handles[index], header,
+                           options_.prefetch.reads_in_flight, parallel_, patience);
+}
+
+uint64_t KvCache::bytes_to_read(const StoredPrefix& prefix) const {
+  uint64_t blocks = 0;
+  for (uint32_t layer = 0; layer < options_.shape.layers; ++layer) {
+    const uint32_t first = placement_.first_visible_group(layer, prefix.tokens(block_tokens()));
+    blocks += prefix.groups() - std::min(prefix.groups(), first);
+    blocks += prefix.tail ? 1 : 0;  // which is loaded whole
+  }
+  return blocks * layout_.block_bytes();
+}
+
+void KvCache::adopt(std::span<const int32_t> tokens, StoredPrefix prefix, Loaded loaded) {
+  HIFC_CHECK(length() == 0);
+  HIFC_CHECK(sequence_.groups.empty());
+  HIFC_CHECK(prefix.tail.has_value() == loaded.tail.has_value());
+  for (uint32_t g = 0; g < prefix.groups(); ++g) {
+    Group& group = sequence_.groups.emplace_back();
+    group.stage = Group::Stage::kStored;
+    group.key = prefix.keys[g];
+    group.handle = std::move(prefix.handles[g]);
+    group.blocks.resize(options_.shape.layers);
+  }
+  if (loaded.first && prefix.groups() > 0) sequence_.groups.front().blocks = loaded.first->take();
+  if (loaded.tail) sequence_.groups.emplace_back().blocks = loaded.tail->take();
+  const auto taken = tokens.first(prefix.tokens(block_tokens()));
+  sequence_.tokens.assign(taken.begin(), taken.end());
+}
+
+bool KvCache::in_memory(const Group& group) const {
+  return group.stage != Group::Stage::kLost &&
+         std::ranges::all_of(group.blocks, [](const Block& block) {
+           return block.state == Block::State::kResident;
+         });
+}
+
+// Makes a group that is wholly in memory one that takes tokens; true if it is.
+bool KvCache::reopen(uint32_t index) {
+  Group& group = sequence_.groups[index];
+  if (!in_memory(group)) return false;
+  group.stage = Group::Stage::kOpen;
+  group.handle = {};
+  return true;
+}
+
+uint32_t KvCache::truncate(uint32_t length) {
+  prefetcher_.drain();
+  while (writer_.in_flight() > 0) tiers_.wait();
+  length = std::min(length, this->length());
+  const uint32_t group = group_of(length);
+  writer_.forget_from(group);
+  residency_.drop_staged();
+  if (length % block_tokens() != 0 && !reopen(group)) length = group * block_tokens();
+  while (sequence_.groups.size() * block_tokens() >= length + block_tokens()) {
+    residency_.drop_group(sequence_.groups.back());
+    sequence_.groups.pop_back();
+  }
+  sequence_.tokens.resize(length);
+  return length;
+}
+
+uint32_t KvCache::keep_memory() {
+  drop_read_ahead();
+  uint32_t groups = 0;
+  while (groups < sequence_.groups.size() && in_memory(sequence_.groups[groups])) ++groups;
+  return truncate(groups * block_tokens());
+}
+
+}  // namespace hifc::cache

@@ -1,0 +1,93 @@
+// Finding a prompt's stored prefix, and bringing single groups of it into memory as a whole.
+//
+// Both wait for the device, but no longer than they are told; what arrives later is dropped.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/parallel.h"
+#include "base/result.h"
+#include "cache/residency.h"
+#include "cache/sequence.h"
+#include "flash/store.h"
+#include "kv/key.h"
+#include "kv/layout.h"
+#include "tier/tiers.h"
+
+namespace hifc::cache {
+
+// The group after the full ones. It is either parked, or full with its last token left out because
+// that one has to be computed.
+struct StoredTail {
+  flash::Handle handle;
+  uint32_t stored_tokens = 0;
+  uint32_t valid_tokens = 0;  // of them, those that the prompt may take over; at least 1
+};
+
+// Pins what it holds.
+struct StoredPrefix {
+  std::vector<flash::Key> keys;        // [full group]
+  std::vector<flash::Handle> handles;  // [full group]
+  std::optional<StoredTail> tail;
+
+  uint32_t groups() const { return static_cast<uint32_t>(handles.size()); }
+  uint32_t tokens(uint32_t block_tokens) const {
+    return groups() * block_tokens + (tail ? tail->valid_tokens : 0);
+  }
+};
+
+struct Patience {
+  const Clock* clock = nullptr;
+  uint64_t until_ns = 0;  // by that clock
+  const std::atomic<bool>* cancelled = nullptr;
+
+  bool over() const {
+    return clock->now_ns() >= until_ns ||
+           (cancelled != nullptr && cancelled->load(std::memory_order_relaxed));
+  }
+  uint64_t left_ns() const {
+    const uint64_t now_ns = clock->now_ns();
+    return now_ns < until_ns ? until_ns - now_ns : 0;
+  }
+};
+
+// The longest stored prefix of `tokens` under `header`'s model, pinned: full groups up to the first
+// that is missing, then the longest tail. At least one token is left to be computed, so that there
+// are logits.
+StoredPrefix find_stored_prefix(tier::Tiers& tiers, const kv::BlockHeader& header,
+                                std::span<const int32_t> tokens, const Patience& patience);
+
+// Blocks of a group read from flash into frames of their own, all of them verified. Until take()
+// they belong to this object, and no sequence knows of them.
+class LoadedGroup {
+ public:
+  // `header` is what the blocks must carry, whatever the layer. kFull without frames, kCorrupt when
+  // the bytes are damaged (the value is then quarantined), kIo, kTimeout, kCancelled.
+  static Result<LoadedGroup> load(tier::Tiers& tiers, const flash::Handle& handle,
+                                  kv::BlockHeader header, uint32_t reads_in_flight,
+                                  Parallel& parallel, const Patience& patience);
+  LoadedGroup(LoadedGroup&& other) noexcept = default;
+  LoadedGroup& operator=(LoadedGroup&&) = delete;
+  ~LoadedGroup();
+
+  std::vector<Block> take() { return std::move(blocks_); }  // [layer]
+  uint64_t read_ns() const { return read_ns_; }             // what the drive took
+
+ private:
+  explicit LoadedGroup(tier::Tiers& tiers) : tiers_(tiers) {}
+  Result<void> acquire(uint32_t layers);
+  Result<void> read(const flash::Handle& handle, uint32_t reads_in_flight,
+                    const Patience& patience);
+  Result<void> verify(const flash::Handle& handle, kv::BlockHeader header, Parallel& parallel);
+
+  tier::Tiers& tiers_;
+  std::vector<Block> blocks_;
+  uint64_t read_ns_ = 0;
+};
+
+}  // namespace hifc::cache
