@@ -80,9 +80,11 @@ Result<std::unique_ptr<engine::Engine>> ModelBench::make_engine(const EngineSetu
   if (config.flash_path)
     engine_config.flash_path =
         temporary ? fmt::format("{}/hot{}", scratch.path(), setup.hot_ratio) : setup.flash_path;
-  return engine::Engine::create(
-      *model, *pool,
-      {.config = engine_config, .temporary_flash = temporary, .cancelled = &interrupted()});
+  return engine::Engine::create(*model, *pool,
+                                {.config = engine_config,
+                                 .temporary_flash = temporary,
+                                 .expected_tokens = setup.context,
+                                 .cancelled = &interrupted()});
 }
 
 Result<std::unique_ptr<engine::Reference>> ModelBench::make_reference(engine::ReferenceMode mode,

@@ -65,7 +65,9 @@ class Run {
     HIFC_TRY(engine::check_fits(budget, tokens_.size() + new_tokens_));
     HIFC_ASSIGN(pool_, engine::ThreadPool::create(config.threads));
     HIFC_ASSIGN(engine_, engine::Engine::create(*model_, *pool_,
-                                                {.config = config, .cancelled = &interrupted()}));
+                                                {.config = config,
+                                                 .expected_tokens = tokens_.size() + new_tokens_,
+                                                 .cancelled = &interrupted()}));
     return {};
   }
 

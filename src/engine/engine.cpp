@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <system_error>
 #include <utility>
 
 #include "base/check.h"
@@ -46,9 +47,23 @@ Result<std::unique_ptr<Engine>> Engine::create(const Model& model, ThreadPool& p
   HIFC_ASSIGN(Budget budget, plan_budget(options.config, model.shape(), model.context_tokens()));
   std::unique_ptr<Engine> engine(new Engine(model, pool, std::move(options), std::move(budget)));
   HIFC_TRY(engine->create_tiers());
+  const std::jthread memory = engine->populate_memory();
   HIFC_TRY(engine->create_cache());
   HIFC_TRY(engine->create_context(engine->budget_.ubatch_tokens));
   return engine;
+}
+
+// Beside what creating the rest takes; nobody waits for memory after that.
+std::jthread Engine::populate_memory() const {
+  const uint32_t tokens = budget_.layout.block_tokens();
+  const uint64_t groups = (options_.expected_tokens + tokens - 1) / tokens;
+  try {
+    return std::jthread(
+        [&tiers = *tiers_, frames = groups * model_.shape().layers] { tiers.populate(frames); });
+  } catch (const std::system_error& error) {
+    log_debug("no thread to populate memory: {}", error.what());
+    return {};
+  }
 }
 
 Result<void> Engine::create_tiers() {

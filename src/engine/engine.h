@@ -12,6 +12,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/clock.h"
@@ -35,6 +36,8 @@ struct EngineOptions {
   uint32_t outputs_max = 1;      // rows of logits one step may ask for
   io::Ring* ring = nullptr;      // instead of one of the engine's own (fault injection)
   bool temporary_flash = false;  // what is stored goes with the engine
+  // Tokens that will surely be held; their memory is taken while the engine is made. 0: unknown.
+  uint64_t expected_tokens = 0;
   const std::atomic<bool>* cancelled = nullptr;  // stop as soon as possible once true
 };
 
@@ -88,6 +91,7 @@ class Engine {
  private:
   Engine(const Model& model, ThreadPool& pool, EngineOptions options, Budget budget);
   Result<void> create_tiers();
+  std::jthread populate_memory() const;
   Result<void> create_cache();
   Result<void> create_context(uint32_t ubatch);
   Result<void> recover();

@@ -45,8 +45,7 @@ class Reinserter {
         transfers_(transfers),
         pins_(pins),
         index_(index),
-        write_(std::move(write)),
-        budget_bytes_(options.burst_bytes) {}
+        write_(std::move(write)) {}
 
   // So much was put. Begins with the oldest segment when it is the next to go.
   void put(uint64_t bytes);

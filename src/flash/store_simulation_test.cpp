@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <random>
 #include <string_view>
@@ -17,9 +18,23 @@ namespace {
 
 constexpr uint32_t kCrashSteps = 60;
 
+// Sanitizers slow a run down many times.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr uint64_t kSlower = 6;
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+constexpr uint64_t kSlower = 6;
+#else
+constexpr uint64_t kSlower = 1;
+#endif
+#else
+constexpr uint64_t kSlower = 1;
+#endif
+
 uint64_t seeds(uint64_t usual) {
   const char* const longer = std::getenv("HIFC_LONG");
-  return longer != nullptr && std::string_view(longer) == "1" ? 50 * usual : usual;
+  const bool many = longer != nullptr && std::string_view(longer) == "1";
+  return std::max<uint64_t>(1, (many ? 50 * usual : usual) / kSlower);
 }
 
 void run(const SimulationOptions& options) {

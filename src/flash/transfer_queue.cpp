@@ -18,8 +18,8 @@ constexpr uint64_t kRequestBytes = 8u << 20;
 // A read waits for at most this many writes ahead of it in the device; two keep it busy.
 constexpr uint32_t kWritesBesideReadsMax = 4;
 // Where nothing is read, as much as covers the time until this thread looks again: with 16 MiB a
-// drive of 2.5 GB/s ran dry at times. Half of the ring stays free for reads that come.
-constexpr uint64_t kWriteBytesMax = 32u << 20;
+// drive of 2.5 GB/s ran dry at times. A quarter of the ring stays free for reads that come.
+constexpr uint64_t kWriteBytesMax = 64u << 20;
 
 constexpr size_t kWaitingReadsMax = 1024;
 constexpr size_t kWaitingWritesMax = 128;
@@ -105,7 +105,7 @@ void TransferQueue::pump() {
 
 bool TransferQueue::may_write() const {
   if (writes_.in_flight < kWritesBesideReadsMax) return true;
-  return reads_.in_flight == 0 && writes_.in_flight < ring_.depth() / 2 &&
+  return reads_.in_flight == 0 && writes_.in_flight < ring_.depth() - ring_.depth() / 4 &&
          writes_.in_flight_bytes < kWriteBytesMax;
 }
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <limits>
@@ -48,6 +49,13 @@ Result<AlignedMemory> AlignedMemory::allocate(size_t size_bytes) {
   unmap(memory.data_ + memory.size_bytes_, begin + mapped_bytes);
   if (slack != 0) madvise(memory.data_, memory.size_bytes_, MADV_HUGEPAGE);  // a wish, not a need
   return memory;
+}
+
+void AlignedMemory::populate(size_t size_bytes) const {
+#ifdef MADV_POPULATE_WRITE
+  // Fails on kernels before 5.14: memory then comes when it is touched.
+  if (size_bytes > 0) madvise(data_, std::min(size_bytes, size_bytes_), MADV_POPULATE_WRITE);
+#endif
 }
 
 AlignedMemory::AlignedMemory(AlignedMemory&& other) noexcept

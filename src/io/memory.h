@@ -17,6 +17,11 @@ class AlignedMemory {
   AlignedMemory& operator=(AlignedMemory&& other) noexcept;
   ~AlignedMemory();
 
+  // Takes physical memory for the first `size_bytes` now, where the system can: the first touch of
+  // memory costs as much as reading it from a fast drive, and far more on machines that lend it.
+  // May run beside uses of the memory.
+  void populate(size_t size_bytes) const;
+
   std::byte* data() const { return data_; }
   size_t size_bytes() const { return size_bytes_; }
   std::span<std::byte> span() const { return {data_, size_bytes_}; }

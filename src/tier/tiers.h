@@ -56,6 +56,9 @@ class Tiers {
   static Result<std::unique_ptr<Tiers>> create(const TiersOptions& options, io::Ring& ring);
   ~Tiers();
 
+  // Takes physical memory for the `frames` that are used first. May run on another thread.
+  void populate(uint64_t frames) const { memory_.populate(frames * options_.block_bytes); }
+
   size_t block_bytes() const { return options_.block_bytes; }
   uint32_t blocks_per_group() const { return options_.blocks_per_group; }
   uint32_t frames() const { return static_cast<uint32_t>(owner_.size()); }
