@@ -38,7 +38,10 @@ Json flash_json(tier::Tiers& tiers, double run_ms) {
       {"writes", store.writes},
       {"mean_write_bytes", ratio(bytes(store.written_bytes), bytes(store.writes))},
       {"write_amplification", ratio(bytes(store.written_bytes), bytes(store.payload_bytes_put))},
-      {"corrupt_blocks", store.corrupt_chunks}};
+      {"corrupt_blocks", store.corrupt_chunks},
+      {"corrupt_headers", store.corrupt_headers},
+      {"quarantined_groups", store.quarantined_values},
+      {"timeouts", store.timeouts}};
 }
 
 Json prefetch_json(const cache::PrefetchStatistics& prefetch) {

@@ -66,7 +66,7 @@ class Run {
     HIFC_ASSIGN(pool_, engine::ThreadPool::create(config.threads));
     HIFC_ASSIGN(engine_, engine::Engine::create(*model_, *pool_,
                                                 {.config = config,
-                                                 .expected_tokens = tokens_.size() + new_tokens_,
+                                                 .expected_tokens = tokens_.size(),
                                                  .cancelled = &interrupted()}));
     return {};
   }

@@ -125,6 +125,7 @@ flash::PutValue GroupWriter::value_of(const Group& group, const flash::Key& key)
 }
 
 void GroupWriter::write(uint32_t count) {
+  count = std::min(count, batch_max_);
   const std::vector<uint32_t> batch(queue_.begin(), queue_.begin() + count);
   std::vector<flash::PutValue> values;
   for (const uint32_t g : batch) {
@@ -186,6 +187,11 @@ void GroupWriter::finish_group(uint32_t index, flash::Handle handle) {
 
 void GroupWriter::fail(const std::vector<uint32_t>& batch, Error error) {
   for (const uint32_t g : batch) requeue(g);
+  if (error.code == Code::kFull && batch.size() > 1) {
+    batch_max_ = static_cast<uint32_t>(batch.size() / 2);  // there may be room for fewer at a time
+    error_ = std::move(error);
+    return;
+  }
   if (error.code == Code::kBusy) return;
   if (++failures_ == kFailuresMax)
     log_info("writing to flash failed {} times, so KV stays in memory from now on: {}", failures_,

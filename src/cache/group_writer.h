@@ -66,9 +66,10 @@ class GroupWriter {
   Residency& residency_;
   kv::BlockHeader header_;
   std::vector<uint32_t> queue_;
-  std::set<uint32_t> unusable_;  // groups whose stored value could not be pinned
-  uint32_t in_flight_ = 0;       // writes, and groups about to be found on flash
-  uint32_t failures_ = 0;        // in a row
+  std::set<uint32_t> unusable_;      // groups whose stored value could not be pinned
+  uint32_t in_flight_ = 0;           // writes, and groups about to be found on flash
+  uint32_t failures_ = 0;            // in a row
+  uint32_t batch_max_ = UINT32_MAX;  // groups of one write
   std::optional<Error> error_;
 };
 

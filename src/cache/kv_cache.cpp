@@ -137,8 +137,7 @@ void KvCache::plan() {
 }
 
 Result<void> KvCache::attend(const LayerInput& input) {
-  if (options_.cancelled != nullptr && options_.cancelled->load(std::memory_order_relaxed))
-    return failure(Code::kCancelled, "interrupted");
+  if (cancelled()) return failure(Code::kCancelled, "interrupted");
   auto outcome = append(input);
   if (outcome) {
     residency_.set_running(input.layer);
@@ -291,8 +290,12 @@ Result<void> KvCache::wait_for_reads(uint32_t layer, std::span<const uint32_t> p
       outcome = failure(Code::kTimeout, "flash was too slow");
       break;
     }
-    const uint32_t completed =
-        stall_limit_ns_ == UINT64_MAX ? tiers_.wait() : tiers_.wait_for(left_ns);
+    if (cancelled()) {
+      prefetcher_.abandon();
+      outcome = failure(Code::kCancelled, "interrupted");
+      break;
+    }
+    const uint32_t completed = tiers_.wait_for(left_ns);
     if (completed == 0 && prefetcher_.pump() == 0 && prefetcher_.in_flight() == 0) {
       if (ready(layer, pending.front())) break;
       // Nothing moves: give frames to reads that were kept for blocks to be filled.

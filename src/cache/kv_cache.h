@@ -142,6 +142,9 @@ class KvCache {
   uint32_t first_split(uint32_t layer) const;  // that the running step sees
   void plan();
 
+  bool cancelled() const {
+    return options_.cancelled != nullptr && options_.cancelled->load(std::memory_order_relaxed);
+  }
   Result<void> append(const LayerInput& input);
   Result<void> open_block(uint32_t group, uint32_t layer);
   void store_page(const LayerInput& input, uint32_t page, uint32_t kv_head);

@@ -85,7 +85,12 @@ class Finder {
     return accepted.has_value();
   }
 
-  bool wait() { return !patience_.over() && tiers_.wait_for(patience_.left_ns()) > 0; }
+  // False when there is nothing to wait for, or no patience for it.
+  bool wait() {
+    while (!patience_.over() && tiers_.ring()->in_flight() > 0)
+      if (tiers_.wait_for(patience_.left_ns()) > 0) return true;
+    return false;
+  }
 
   // Tails of any length may be there: hashing every one costs microseconds.
   void find_tail(std::span<const int32_t> rest, StoredPrefix& prefix) {

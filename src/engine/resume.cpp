@@ -77,8 +77,8 @@ class Resume {
       return true;
     }
     const bool late = first.error().code == Code::kTimeout;
-    // Streaming needs no memory for a whole group.
-    if (first.error().code == Code::kFull) return true;
+    // Streaming needs no memory for a whole group, and computes again what is damaged.
+    if (first.error().code == Code::kFull || first.error().code == Code::kCorrupt) return true;
     give_up(late ? ResumeDecision::kTooSlow : ResumeDecision::kComputed);
     return false;
   }

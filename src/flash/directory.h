@@ -14,6 +14,8 @@ namespace hifc::flash {
 // Owns the directory through `hifc.lock`; segment files are `hifc-NNNNNNNN.seg`.
 class Directory {
  public:
+  static constexpr uint32_t kSegmentIdMax = 99'999'999;  // eight digits
+
   struct SegmentFile {
     uint32_t id = 0;
     uint64_t size_bytes = 0;

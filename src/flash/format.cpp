@@ -147,6 +147,13 @@ Result<SegmentHeader> decode_segment_header(std::span<const std::byte> bytes) {
   return header;
 }
 
+bool is_older_layout(std::span<const std::byte> bytes) {
+  if (bytes.size() < sizeof(LayoutTag)) return false;
+  const auto tag = read_as<LayoutTag>(bytes);
+  return has_magic(tag.magic, kSegmentMagic) && tag.checksum == tag_checksum(tag) &&
+         tag.version < kLayoutVersion;
+}
+
 bool looks_like_segment(std::span<const std::byte> bytes) {
   if (bytes.size() >= sizeof kSegmentMagic &&
       std::memcmp(bytes.data(), kSegmentMagic, sizeof kSegmentMagic) == 0)

@@ -139,6 +139,8 @@ void encode_segment_header(SegmentHeader header, std::span<std::byte> target);
 Result<SegmentHeader> decode_segment_header(std::span<const std::byte> bytes);
 // Whether these are the first bytes of a segment file, damaged or not: its magic, or zeros.
 bool looks_like_segment(std::span<const std::byte> bytes);
+// An intact tag of an older layout version.
+bool is_older_layout(std::span<const std::byte> bytes);
 
 // ---- batch ----
 

@@ -32,14 +32,16 @@ struct Log::Append {
 };
 
 void Log::resume() {
-  Segment* newest = nullptr;
-  for (const auto& segment : pool_.segments())
-    if (segment->state == Segment::State::kOpen &&
-        (newest == nullptr || segment->number > newest->number))
-      newest = segment.get();
-  for (const auto& segment : pool_.segments())
-    if (segment->state == Segment::State::kOpen && segment.get() != newest) close_segment(*segment);
-  if (newest != nullptr) pool_.activate(*newest);
+  uint32_t newest = 0;
+  for (const auto& segment : pool_.segments()) newest = std::max(newest, segment->number);
+  for (const auto& segment : pool_.segments()) {
+    if (segment->state != Segment::State::kOpen) continue;
+    // What is put next comes after everything that is there.
+    if (segment->number == newest)
+      pool_.activate(*segment);
+    else
+      close_segment(*segment);
+  }
 }
 
 // ---- batches ----

@@ -99,8 +99,16 @@ class Recoverer {
       return false;
     }
     // A crash between creating a file and writing its header damages nothing.
-    if (!unwritten(entry, reader)) ++result_.damaged_headers;
+    if (outdated(reader))
+      ++result_.outdated;
+    else if (!unwritten(entry, reader))
+      ++result_.damaged_headers;
     return true;
+  }
+
+  static bool outdated(SegmentReader& reader) {
+    const auto first = reader.bytes(0, kPageBytes);
+    return first && is_older_layout(*first);
   }
 
   static bool unwritten(const Directory::SegmentFile& entry, SegmentReader& reader) {

@@ -28,6 +28,7 @@ struct Recovery {
   std::vector<std::string> unreadable;  // their paths and why
   std::vector<std::string> foreign;     // files of others
   uint64_t damaged_headers = 0;
+  uint64_t outdated = 0;        // segments of an older layout version, to be written anew
   uint64_t damaged_values = 0;  // of batches written after the last checkpoint
   uint64_t scanned_bytes = 0;
 };

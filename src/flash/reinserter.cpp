@@ -44,7 +44,7 @@ struct Reinserter::Job {
   const SegmentContext context;
   std::vector<CheckpointEntry> entries;  // chosen, by batch
   size_t next = 0;
-  io::AlignedMemory memory;
+  std::shared_ptr<io::AlignedMemory> memory;
   std::vector<Item> items;
   uint32_t reads_left = 0;
 };
@@ -102,7 +102,8 @@ void Reinserter::choose(const std::shared_ptr<Job>& job, std::span<const std::by
 }
 
 void Reinserter::next_batch(const std::shared_ptr<Job>& job) {
-  if (job->next == job->entries.size()) return;
+  // What is late may still use the memory; and there is no hurry.
+  if (job->next == job->entries.size() || transfers_.device_hangs()) return;
   const uint32_t page = job->entries[job->next].batch_page;
   std::vector<Location> locations;
   for (; job->next < job->entries.size() && job->entries[job->next].batch_page == page; ++job->next)
@@ -127,12 +128,12 @@ void Reinserter::read_values(const std::shared_ptr<Job>& job, const std::shared_
     total += bytes;
     job->items.push_back({.value = location.value});
   }
-  if (job->items.empty()) return next_batch(job);
+  if (job->items.empty()) return;  // the budget is spent
   auto memory = io::AlignedMemory::allocate(total);
   if (!memory) return;
-  job->memory = std::move(*memory);
+  job->memory = std::make_shared<io::AlignedMemory>(std::move(*memory));
   budget_bytes_ -= total;
-  std::byte* position = job->memory.data();
+  std::byte* position = job->memory->data();
   job->reads_left = 1;
   for (Job::Item& item : job->items) {
     item.memory = position;
@@ -149,7 +150,7 @@ void Reinserter::read_values(const std::shared_ptr<Job>& job, const std::shared_
                  item.good = item.good && result.has_value();
                  if (--job->reads_left == 0) write_values(job, batch);
                },
-           .released = [job] {}});
+           .released = [job, memory = job->memory] {}});
       position += lane_bytes;
     }
   }
@@ -173,7 +174,8 @@ void Reinserter::write_values(const std::shared_ptr<Job>& job,
       copy.value.lanes.push_back(item.memory + lane * copy.value.lane_bytes);
   }
   if (copies.empty()) return next_batch(job);
-  (void)write_(contents.shape, std::move(copies), [this, job] { next_batch(job); });
+  (void)write_(contents.shape, std::move(copies),
+               [this, job, memory = job->memory] { next_batch(job); });
 }
 
 }  // namespace hifc::flash

@@ -36,16 +36,16 @@ SegmentPool::SegmentPool(Options options, Directory& directory)
       directory_(directory),
       random_(options.seed != 0 ? options.seed : std::random_device()()) {}
 
-void SegmentPool::adopt(std::vector<std::unique_ptr<Segment>> segments,
-                        uint64_t untouchable_bytes) {
+void SegmentPool::adopt(Found found) {
   HIFC_CHECK(segments_.empty());
-  segments_ = std::move(segments);
-  bytes_on_disk_ = untouchable_bytes_ = untouchable_bytes;
+  segments_ = std::move(found.segments);
+  bytes_on_disk_ = untouchable_bytes_ = found.untouchable_bytes;
   for (const auto& segment : segments_) {
     bytes_on_disk_ += segment->size_bytes;
     last_number_ = std::max(last_number_, segment->number);
-    next_id_ = std::max(next_id_, segment->id + 1);
   }
+  // Surely above what was lost: no number is used twice.
+  if (found.numbers_lost) last_number_ += 1u << 16;
   for (Segment* const segment : by_number()) map_[segment->number] = segment;
 }
 
@@ -167,20 +167,23 @@ Result<Segment*> SegmentPool::grow(uint64_t needed_bytes) {
   const uint64_t size_bytes = std::max(needed_bytes, std::min(options_.segment_bytes, room_bytes)) /
                               kPageBytes * kPageBytes;
   HIFC_TRY(check_free_space(size_bytes));
-  HIFC_ASSIGN(io::File file, create_file(size_bytes));
-  segments_.push_back(std::make_unique<Segment>(next_id_++, std::move(file), size_bytes));
+  HIFC_ASSIGN(NewFile made, create_file(size_bytes));
+  segments_.push_back(std::make_unique<Segment>(made.id, std::move(made.file), size_bytes));
   bytes_on_disk_ += size_bytes;
   peak_bytes_on_disk_ = std::max(peak_bytes_on_disk_, bytes_on_disk_);
   return segments_.back().get();
 }
 
-// Skips names that somebody else has taken.
-Result<io::File> SegmentPool::create_file(uint64_t size_bytes) {
-  while (true) {
-    auto file = directory_.create_segment(next_id_, size_bytes, options_.direct);
-    if (file || file.error().system_errno != EEXIST) return file;
-    ++next_id_;
+// The lowest number that is free; names that somebody else has taken are skipped.
+Result<SegmentPool::NewFile> SegmentPool::create_file(uint64_t size_bytes) {
+  for (uint32_t id = 0; id <= Directory::kSegmentIdMax; ++id) {
+    if (std::ranges::any_of(segments_, [&](const auto& segment) { return segment->id == id; }))
+      continue;
+    auto file = directory_.create_segment(id, size_bytes, options_.direct);
+    if (file) return NewFile{id, std::move(*file)};
+    if (file.error().system_errno != EEXIST) return std::unexpected(std::move(file).error());
   }
+  return failure(Code::kFull, "there are no names left for segment files");
 }
 
 // The files are sparse until they are written: what they have been promised is not free either.

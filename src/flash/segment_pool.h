@@ -38,9 +38,15 @@ class SegmentPool {
 
   SegmentPool(Options options, Directory& directory);
 
-  // Segments found when opening, in any order, and bytes of ours that are not to be touched. Then
+  // Segments found when opening, in any order, and bytes of ours that are not to be touched;
+  // `numbers_lost`: some had numbers that cannot be read any more. Then
   // fit() retires the oldest and removes files until all of it is within the capacity.
-  void adopt(std::vector<std::unique_ptr<Segment>> segments, uint64_t untouchable_bytes);
+  struct Found {
+    std::vector<std::unique_ptr<Segment>> segments;
+    uint64_t untouchable_bytes = 0;
+    bool numbers_lost = false;
+  };
+  void adopt(Found found);
   Result<void> fit();
   // kFull when there is no segment and no room for one on the file system.
   Result<void> check_usable() const;
@@ -77,7 +83,11 @@ class SegmentPool {
  private:
   Result<Segment*> acquire(uint64_t needed_bytes);
   Result<Segment*> grow(uint64_t needed_bytes);
-  Result<io::File> create_file(uint64_t size_bytes);
+  struct NewFile {
+    uint32_t id;
+    io::File file;
+  };
+  Result<NewFile> create_file(uint64_t size_bytes);
   Result<void> check_free_space(uint64_t size_bytes) const;
   void begin(Segment& segment);
   Segment* best_free(uint64_t needed_bytes) const;
@@ -97,7 +107,6 @@ class SegmentPool {
   std::unordered_map<uint32_t, Segment*> map_;  // by number
   uint32_t last_number_ = 0;
   Segment* active_ = nullptr;
-  uint32_t next_id_ = 0;
   uint64_t bytes_on_disk_ = 0;
   uint64_t untouchable_bytes_ = 0;  // of them
   uint64_t peak_bytes_on_disk_ = 0;

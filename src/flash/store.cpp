@@ -37,8 +37,10 @@ constexpr size_t kQuarantinedKeysMax = 4096;
 // Batches that may wait for the header of a new segment.
 constexpr size_t kWaitingMax = 128;
 
-// Removals wait for the next batch to carry them, up to here.
-constexpr size_t kRemovalsMax = 4096;
+// Removals wait for the next batch to carry them. One that finds too many waiting, since the device
+// takes none, is good for this process only, and makes the next flush fail.
+constexpr size_t kRemovalsPerBatchMax = 4096;
+constexpr size_t kRemovalsMax = 1u << 20;
 
 struct KeyHash {
   size_t operator()(const Key& key) const noexcept { return checksum(key); }
@@ -134,6 +136,7 @@ class Store::Impl {
   Result<void> flush(FlushDone done);
   uint32_t poll() { return transfers_.poll(); }
   uint32_t wait() { return transfers_.wait(); }
+  uint32_t wait_for(uint64_t timeout_ns) { return transfers_.wait_for(timeout_ns); }
   uint64_t capacity_bytes() const { return options_.capacity_bytes; }
   const StoreStatistics& statistics() const;
 
@@ -146,7 +149,8 @@ class Store::Impl {
                            std::move_only_function<void()> done);
   void commit_copies(const Batch& batch);
   std::vector<Handle> commit(const std::shared_ptr<Batch>& batch);
-  void apply_removals(const Batch& batch);
+  void add_removals(BatchContents& contents) const;
+  void record_removal(const Key& key, const Location& location);
   void insert(const Key& key, const Location& location);
   bool forget(const Key& key, const Location& location);
   bool given_up(const Key& key) const;
@@ -168,6 +172,7 @@ class Store::Impl {
   std::unordered_map<Key, std::optional<Location>, KeyHash> copies_;
   std::vector<RemovalRecord> removals_;  // not yet on flash
   uint64_t removal_failures_ = 0;        // batches with removals that were not written
+  bool removal_lost_ = false;
   std::unordered_map<Key, uint8_t, KeyHash> quarantines_;
   mutable std::atomic<uint64_t> corrupt_chunks_ = 0;
   mutable StoreStatistics statistics_;  // parts of it are gathered when asked for
@@ -181,7 +186,9 @@ Result<void> Store::Impl::recover(io::Ring& ring) {
                              {.direct = options_.direct, .deadline_ns = options_.deadline_ns}));
   report(recovery);
   statistics_.corrupt_headers = recovery.damaged_headers;
-  pool_.adopt(std::move(recovery.segments), recovery.untouchable_bytes);
+  pool_.adopt({.segments = std::move(recovery.segments),
+               .untouchable_bytes = recovery.untouchable_bytes,
+               .numbers_lost = recovery.damaged_headers > 0});
   std::vector<Segment*> live;
   for (const auto& segment : pool_.segments())
     if (!segment->free()) live.push_back(segment.get());
@@ -202,9 +209,14 @@ void Store::Impl::report(const Recovery& recovery) {
   if (!recovery.unreadable.empty())
     log_warn("{} files of the flash cache cannot be read, such as {}", recovery.unreadable.size(),
              recovery.unreadable.front());
-  if (recovery.damaged_headers + recovery.damaged_values > 0)
-    log_warn("{}: {} damaged segments and {} values that were not completely written are dropped",
-             directory_->path(), recovery.damaged_headers, recovery.damaged_values);
+  if (recovery.damaged_headers > 0)
+    log_warn("{}: {} segment files have damaged headers; their values are lost", directory_->path(),
+             recovery.damaged_headers);
+  if (recovery.damaged_values > 0)
+    log_warn("{}: {} values were not completely written before a crash; they are dropped",
+             directory_->path(), recovery.damaged_values);
+  if (recovery.outdated > 0)
+    log_warn("{}: {} segments of an older HiFC are dropped", directory_->path(), recovery.outdated);
 }
 
 void Store::Impl::index_segment(Segment& segment) {
@@ -247,8 +259,7 @@ Result<void> Store::Impl::put(const BatchShape& shape, std::vector<PutValue> val
     return failure(Code::kBusy, fmt::format("{} batches wait for the flash device", kWaitingMax));
   // Before the checksums: it may be tried again and again.
   BatchContents contents = batch_contents(shape, values);
-  contents.removals = removals_;
-  contents.lay_out();
+  add_removals(contents);
   HIFC_TRY(check_room(contents));
   add_checksums(contents, values);
   return append(std::move(contents), payload_vectors(shape, values), std::move(done));
@@ -256,12 +267,12 @@ Result<void> Store::Impl::put(const BatchShape& shape, std::vector<PutValue> val
 
 // What has been removed since the last batch rides along.
 Result<void> Store::Impl::append(BatchContents contents, std::vector<iovec> payload, PutDone done) {
-  contents.removals = removals_;
-  contents.lay_out();
+  add_removals(contents);
   HIFC_TRY(check_room(contents));
   const uint64_t payload_bytes = contents.payload_bytes();
+  const std::vector<RemovalRecord> carried = contents.removals;
   HIFC_TRY(log_.append(std::move(contents), std::move(payload),
-                       [this, payload_bytes, removals = removals_,
+                       [this, payload_bytes, removals = carried,
                         done = std::move(done)](Result<std::shared_ptr<Batch>> batch) mutable {
                          if (!batch) {
                            ++statistics_.failed_puts;
@@ -273,8 +284,14 @@ Result<void> Store::Impl::append(BatchContents contents, std::vector<iovec> payl
                          reinserter_.put(payload_bytes);
                          done(commit(*batch));
                        }));
-  removals_.clear();
+  removals_.erase(removals_.begin(), removals_.begin() + static_cast<ptrdiff_t>(carried.size()));
   return {};
+}
+
+void Store::Impl::add_removals(BatchContents& contents) const {
+  const size_t count = std::min(removals_.size(), kRemovalsPerBatchMax);
+  contents.removals.assign(removals_.begin(), removals_.begin() + static_cast<ptrdiff_t>(count));
+  contents.lay_out();
 }
 
 // What was only used lately does not keep a segment.
@@ -375,28 +392,35 @@ bool Store::Impl::remove(const Key& key) {
   if (!location) return false;
   forget(key, *location);
   ++statistics_.removed_values;
-  removals_.push_back(removal_of(key, *location));
+  record_removal(key, *location);
   if (const auto copy = copies_.find(key); copy != copies_.end() && copy->second) {
-    removals_.push_back(removal_of(key, *copy->second));
+    record_removal(key, *copy->second);
     copy->second.reset();
   }
-  if (removals_.size() >= kRemovalsMax) (void)flush([](const Result<void>&) {});
+  if (removals_.size() >= kRemovalsPerBatchMax) (void)flush([](const Result<void>&) {});
   return true;
+}
+
+void Store::Impl::record_removal(const Key& key, const Location& location) {
+  if (removals_.size() < kRemovalsMax)
+    removals_.push_back(removal_of(key, location));
+  else
+    removal_lost_ = true;
 }
 
 Result<void> Store::Impl::flush(FlushDone done) {
   HIFC_CHECK(done != nullptr);
   HIFC_TRY(transfers_.admit(io::Operation::kSync));
-  if (!removals_.empty())
+  while (!removals_.empty())
     HIFC_TRY(append({.shape = {.lanes = 1, .chunk_bytes = static_cast<uint32_t>(kPageBytes)}}, {},
                     [](const auto&) {}));
-  log_.flush(
-      [this, failures = removal_failures_, done = std::move(done)](Result<void> result) mutable {
-        // The batch that carried removals has failed, and they wait for another one.
-        if (result && removal_failures_ != failures)
-          result = failure(Code::kIo, "removals could not be written");
-        done(std::move(result));
-      });
+  const uint64_t failures = removal_failures_ - (std::exchange(removal_lost_, false) ? 1 : 0);
+  log_.flush([this, failures, done = std::move(done)](Result<void> result) mutable {
+    // The batch that carried removals has failed, and they wait for another one.
+    if (result && removal_failures_ != failures)
+      result = failure(Code::kIo, "removals could not be written");
+    done(std::move(result));
+  });
   return {};
 }
 
@@ -619,6 +643,9 @@ uint32_t Store::poll() {
 }
 uint32_t Store::wait() {
   return impl_->wait();
+}
+uint32_t Store::wait_for(uint64_t timeout_ns) {
+  return impl_->wait_for(timeout_ns);
 }
 uint64_t Store::capacity_bytes() const {
   return impl_->capacity_bytes();

@@ -201,6 +201,8 @@ class Store {
   uint32_t poll();
   // As poll(), but sleeps until there was one; 0 only if nothing is in flight.
   uint32_t wait();
+  // As wait(), but no longer than this; 0 also where nothing has happened yet.
+  uint32_t wait_for(uint64_t timeout_ns);
 
   uint64_t capacity_bytes() const;
   const StoreStatistics& statistics() const;

@@ -194,17 +194,26 @@ uint32_t TransferQueue::poll() {
   return completed + expire();
 }
 
+// What is late already has no deadline any more.
+uint64_t TransferQueue::until_deadline_ns() const {
+  for (const Flight& flight : flights_) {
+    if (flight.late || flight.deadline_ns == UINT64_MAX) continue;
+    const uint64_t now_ns = clock_.now_ns();
+    return flight.deadline_ns > now_ns ? flight.deadline_ns - now_ns : 1;
+  }
+  return io::Ring::kForever;
+}
+
+uint32_t TransferQueue::wait_for(uint64_t timeout_ns) {
+  const uint32_t completed = poll();
+  if (completed > 0 || ring_.in_flight() == 0) return completed;
+  return ring_.wait_for(std::min(timeout_ns, until_deadline_ns())) + expire();
+}
+
 uint32_t TransferQueue::wait() {
   uint32_t completed = poll();
-  while (completed == 0 && (ring_.in_flight() > 0)) {
-    // A late request has no deadline any more: one that is not has.
-    uint64_t timeout_ns = io::Ring::kForever;
-    for (const Flight& flight : flights_) {
-      if (flight.late || flight.deadline_ns == UINT64_MAX) continue;
-      const uint64_t now_ns = clock_.now_ns();
-      timeout_ns = flight.deadline_ns > now_ns ? flight.deadline_ns - now_ns : 1;
-      break;
-    }
+  while (completed == 0 && ring_.in_flight() > 0) {
+    const uint64_t timeout_ns = until_deadline_ns();
     if (timeout_ns == io::Ring::kForever && only_late() && late_ > 0) return 0;
     completed = ring_.wait_for(timeout_ns) + expire();
   }

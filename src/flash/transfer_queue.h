@@ -48,8 +48,9 @@ class TransferQueue {
   void start(Transfer transfer);
 
   uint32_t poll();
-  // As Store::wait().
+  // As Store::wait() and wait_for().
   uint32_t wait();
+  uint32_t wait_for(uint64_t timeout_ns);
   bool idle() const { return in_flight() == 0; }
   bool device_hangs() const { return late_ > 0; }
   // Nothing but requests that are late is left.
@@ -92,6 +93,7 @@ class TransferQueue {
   void submit(Direction& direction);
   void finish(Direction& direction, std::list<Flight>::iterator flight, Result<void> result);
   uint32_t expire();
+  uint64_t until_deadline_ns() const;
   uint32_t fail_waiting(Direction& direction);
   static void answer(Job& job, Result<void> outcome);
   static void finish_request(Job& job);

@@ -22,6 +22,9 @@ std::vector<Abandoned>& abandoned() {
   return *all;
 }
 
+// Nobody who waits for a device looks up less often than this: users interrupt.
+constexpr uint64_t kWaitSliceNs = 100'000'000;
+
 constexpr uint64_t divide_up(uint64_t value, uint64_t by) {
   return (value + by - 1) / by;
 }
@@ -186,10 +189,7 @@ Result<void> Tiers::load(uint32_t layer, std::span<const flash::LaneRead> run,
 }
 
 uint32_t Tiers::wait_for(uint64_t timeout_ns) {
-  if (!store_) return 0;
-  const uint32_t completed = store_->poll();
-  if (completed > 0) return completed;
-  return ring_->wait_for(timeout_ns) + store_->poll();
+  return store_ ? store_->wait_for(std::min(timeout_ns, kWaitSliceNs)) : 0;
 }
 
 Result<void> Tiers::sync() {

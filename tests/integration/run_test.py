@@ -19,7 +19,7 @@ REPORT_KEYS = {
 }
 TIER_KEYS = {"capacity_bytes", "peak_bytes", "hits", "bytes_read", "bytes_written"}
 FLASH_KEYS = {"read_gbps", "write_gbps", "writes", "mean_write_bytes", "write_amplification",
-              "corrupt_blocks"}
+              "corrupt_blocks", "corrupt_headers", "quarantined_groups", "timeouts"}
 PREFETCH_KEYS = {"predictor", "blocks_wanted", "blocks_on_time", "blocks_fetched", "on_time",
                  "share_fetched"}
 MIB = 1 << 20
