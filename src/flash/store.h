@@ -48,7 +48,7 @@ struct StoreOptions {
   // Values found this often since they were written are written again when their segment retires,
   // in all at most this share of what is put, so that write amplification stays bounded.
   uint32_t reinsert_hits = 2;
-  double reinsert_share = 0.015;
+  double reinsert_share = 0.012;
   uint64_t seed = 0;                      // of the segments' nonces; 0: from the system
   io::FileSystem* file_system = nullptr;  // nullptr: the system's
   const Clock* clock = nullptr;           // nullptr: the system's

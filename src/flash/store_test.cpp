@@ -501,7 +501,7 @@ TEST_P(StoreTest, WritingAgainTakesAShareOfWhatIsPutAtMost) {
   EXPECT_GT(statistics.reinserted_bytes, 0u);
   EXPECT_LE(
       static_cast<double>(statistics.reinserted_bytes),
-      static_cast<double>(kMiB) / 2 + 0.015 * static_cast<double>(statistics.payload_bytes_put));
+      static_cast<double>(kMiB) / 2 + 0.012 * static_cast<double>(statistics.payload_bytes_put));
 }
 
 TEST_P(StoreTest, OverwritesAreCountedAndSpread) {

@@ -142,7 +142,7 @@ Result<void> UringRing::submit(Request request) {
   prepare(slot);
   // What completions submit goes to the kernel in few calls; not all in one at the end of poll(),
   // since the device would idle until then.
-  constexpr unsigned kQueuedMax = 4;
+  constexpr unsigned kQueuedMax = 2;
   if (polling_ == 0 || io_uring_sq_ready(&ring_) >= kQueuedMax) flush();
   return {};
 }
