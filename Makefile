@@ -26,4 +26,4 @@ check-format:
 	@scripts/format --check
 
 clean:
-	rm -rf build build-dev build-asan build-tsan build-gcc
+	rm -rf build build-dev build-asan build-tsan build-gcc build-fuzz
