@@ -247,6 +247,25 @@ TEST(KvCache, TruncatesAndGrowsAgain) {
   }
 }
 
+// A sequence larger than memory, and then one prompt after the other: the budgets hold throughout,
+// and no frame stays behind.
+TEST(KvCache, AThousandPromptSwitchesStayWithinTheBudgets) {
+  const Inputs in(kPlain, 700, 9);
+  Session session(in, minimum(kPlain, 64, 64));
+  ASSERT_TRUE(session.open());
+  ASSERT_TRUE(session.advance(in.length, 64));
+  const auto within = [&](tier::Tier tier) {
+    const tier::TierCounters counters = session.tiers->counters(tier);
+    return counters.peak_bytes <= counters.capacity_bytes;
+  };
+  for (uint32_t prompt = 0; prompt < 1000; ++prompt) {
+    session.cache->truncate(0);
+    ASSERT_EQ(session.tiers->free_frames(), session.tiers->frames());
+    ASSERT_TRUE(session.advance(1 + prompt % 130, 64));
+    ASSERT_TRUE(within(tier::Tier::kHot) && within(tier::Tier::kWarm) && within(tier::Tier::kCold));
+  }
+}
+
 TEST(KvCache, FreesEveryFrameWhenDestroyed) {
   const Inputs in(kPlain, 700, 4);
   Session session(in, minimum(kPlain, 64, 64));

@@ -52,6 +52,32 @@ TEST(Tiers, AcquirePrefersTheAskedTierElseTheOther) {
   EXPECT_EQ(tiers->tier_of(tiers->acquire(Tier::kWarm).value()), Tier::kWarm);
 }
 
+// Long and short sequences take turns, every second one goes: what is free lies scattered, and one
+// sequence may still have all of it.
+TEST(Tiers, InterleavedSequencesOfWhichEverySecondIsFreed) {
+  const auto tiers = make(100 * kBlock, 100 * kBlock);
+  std::vector<std::vector<FrameId>> sequences(20);
+  for (size_t taken = 0; tiers->free_frames() > 0; ++taken) {
+    const size_t index = taken % sequences.size();
+    const size_t length = index % 3 == 0 ? 3 : 1;
+    for (size_t i = 0; i < length && tiers->free_frames() > 0; ++i)
+      sequences[index].push_back(tiers->acquire(i % 2 == 0 ? Tier::kHot : Tier::kWarm).value());
+  }
+  size_t freed = 0;
+  for (size_t index = 0; index < sequences.size(); index += 2) {
+    for (const FrameId frame : sequences[index]) tiers->release(frame);
+    freed += sequences[index].size();
+  }
+  EXPECT_EQ(tiers->free_frames(), freed);
+  std::set<uint32_t> promoted;
+  while (const auto frame = tiers->acquire(Tier::kWarm)) {
+    tiers->promote(*frame);
+    promoted.insert(static_cast<uint32_t>(*frame));
+  }
+  EXPECT_EQ(promoted.size(), freed);
+  EXPECT_EQ(used(*tiers, Tier::kHot) + used(*tiers, Tier::kWarm), 200 * kBlock);
+}
+
 TEST(Tiers, PromoteRechargesOnlyWhereHotHasRoom) {
   const auto tiers = make(1 * kBlock, 2 * kBlock);
   const FrameId a = tiers->acquire(Tier::kWarm).value(), b = tiers->acquire(Tier::kWarm).value();
