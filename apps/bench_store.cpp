@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <utility>
 
 #include "apps/bench.h"
@@ -176,6 +177,14 @@ Result<void> BenchStore::find(uint64_t number, std::function<void(flash::Handle)
 }
 
 // ---- reading ----
+
+std::vector<std::string> BenchStore::files() const {
+  std::vector<std::string> files;
+  for (const auto& entry : std::filesystem::directory_iterator(options_.directory))
+    if (entry.path().extension() == ".seg") files.push_back(entry.path());
+  std::ranges::sort(files);
+  return files;
+}
 
 Result<void> BenchStore::pin() {
   for (uint64_t number = 0; number < put_; ++number) {

@@ -48,6 +48,8 @@ class BenchStore {
   // Puts `bytes`, of which every fourth value is found twice: bytes of write requests / bytes put.
   Result<double> write_amplification(uint64_t bytes);
 
+  // The segment files, all of them written.
+  std::vector<std::string> files() const;
   // Takes handles of what is stored; nothing can be put any more.
   Result<void> pin();
   // Whole lanes, verified, in the order of the device.

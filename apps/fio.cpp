@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "apps/bench.h"
+#include "base/check.h"
 
 namespace hifc::apps {
 namespace {
@@ -19,6 +20,16 @@ constexpr uint64_t kFileBytesMin = 16u << 20;
 
 std::string fio_file(const std::string& directory) {
   return directory + "/hifc-fio.tmp";
+}
+
+// A colon separates names.
+std::string escaped(const std::string& path) {
+  std::string text;
+  for (const char character : path) {
+    if (character == ':' || character == '\\') text += '\\';
+    text += character;
+  }
+  return text;
 }
 
 // Huge pages for fio's buffers, as HiFC's have them: with small ones its large transfers are cut
@@ -86,16 +97,34 @@ Result<FioResult> parse_result(const std::string& text, FioPattern pattern) {
 
 Result<FioResult> run_fio(const FioOptions& options) {
   const uint64_t block_bytes = std::max<uint64_t>(4096, options.block_bytes / 4096 * 4096);
-  const uint64_t file_bytes =
-      std::max(kFileBytesMin, options.file_bytes / block_bytes * block_bytes);
-  HIFC_ASSIGN(const std::string text,
-              output_of({"fio", "--name=hifc", "--filename=" + fio_file(options.directory),
-                         fmt::format("--size={}", file_bytes),
-                         fmt::format("--rw={}", name_of(options.pattern)), "--overwrite=1",
-                         "--direct=1", "--ioengine=io_uring", "--fixedbufs=1", "--norandommap",
-                         "--time_based", fmt::format("--runtime={:.0f}ms", options.seconds * 1000),
-                         fmt::format("--bs={}", block_bytes),
-                         fmt::format("--iodepth={}", options.depth), "--output-format=json"}));
+  std::vector<std::string> words = {"fio",
+                                    "--name=hifc",
+                                    "--direct=1",
+                                    "--ioengine=io_uring",
+                                    "--fixedbufs=1",
+                                    "--norandommap",
+                                    "--time_based",
+                                    fmt::format("--rw={}", name_of(options.pattern)),
+                                    fmt::format("--runtime={:.0f}ms", options.seconds * 1000),
+                                    fmt::format("--bs={}", block_bytes),
+                                    fmt::format("--iodepth={}", options.depth),
+                                    "--output-format=json"};
+  if (options.files.empty()) {
+    const uint64_t file_bytes =
+        std::max(kFileBytesMin, options.file_bytes / block_bytes * block_bytes);
+    words.insert(words.end(), {"--filename=" + escaped(fio_file(options.directory)),
+                               fmt::format("--size={}", file_bytes), "--overwrite=1"});
+  } else {
+    HIFC_CHECK(options.pattern != FioPattern::kWrite);
+    std::string names;
+    for (const std::string& file : options.files)
+      names += (names.empty() ? "" : ":") + escaped(file);
+    const bool random = options.pattern == FioPattern::kRandomRead;
+    words.insert(words.end(),
+                 {"--readonly", "--filename=" + names,
+                  fmt::format("--file_service_type={}", random ? "random:1" : "sequential")});
+  }
+  HIFC_ASSIGN(const std::string text, output_of(words));
   return parse_result(text, options.pattern);
 }
 

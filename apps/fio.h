@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "base/result.h"
 
@@ -17,8 +18,10 @@ enum class FioPattern : uint8_t { kRead, kRandomRead, kWrite };
 
 struct FioOptions {
   std::string directory;
+  // To be read instead of a file of fio's own: drives read some extents faster than others.
+  std::vector<std::string> files = {};
   FioPattern pattern = FioPattern::kRead;
-  uint64_t file_bytes = 0;   // the working set: drives and hosts cache small ones
+  uint64_t file_bytes = 0;   // the working set of its own file: hosts cache small ones
   uint64_t block_bytes = 0;  // of one transfer; rounded to 4 KiB
   uint32_t depth = 1;
   double seconds = 1;

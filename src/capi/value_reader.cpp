@@ -24,10 +24,6 @@ constexpr uint64_t round_up(uint64_t value, uint64_t multiple) {
   return round_down(value + multiple - 1, multiple);
 }
 
-bool aligned(const std::byte* memory) {
-  return reinterpret_cast<uintptr_t>(memory) % io::kAlignment == 0;
-}
-
 }  // namespace
 
 std::optional<uint64_t> ReadRequest::bytes_to_read(uint64_t value_bytes) const {
@@ -140,8 +136,8 @@ void ValueReader::split_lane(const std::shared_ptr<Job>& job, uint32_t lane, uin
   // Whole chunks that can be read where they belong; what comes before and after is copied.
   const uint64_t body_begin = round_up(begin, chunk);
   const uint64_t body_end = end == lane_bytes ? end : round_down(end, chunk);
-  const bool direct =
-      body_end >= body_begin + kDirectBytesMin && aligned(target.data() + (body_begin - begin));
+  const bool direct = body_end >= body_begin + kDirectBytesMin &&
+                      io::is_aligned(target.data() + (body_begin - begin));
   for (uint64_t from = begin; from < end;) {
     const bool in_body = direct && from >= body_begin && from < body_end;
     uint64_t limit = in_body ? body_end : end;

@@ -24,14 +24,6 @@ std::unexpected<Error> corrupt(std::string_view what) {
   return failure(Code::kCorrupt, std::string(what));
 }
 
-template <typename T>
-T read_as(std::span<const std::byte> bytes) {
-  T value;
-  HIFC_CHECK(bytes.size() >= sizeof value);
-  std::memcpy(&value, bytes.data(), sizeof value);
-  return value;
-}
-
 template <size_t n>
 bool has_magic(const char (&field)[n], const char (&magic)[n]) {
   return std::memcmp(field, magic, n) == 0;
@@ -106,6 +98,10 @@ Result<void> check_values(const BatchContents& contents) {
 
 }  // namespace
 
+size_t KeyHash::operator()(const Key& key) const noexcept {
+  return checksum(key);
+}
+
 uint64_t checksum(std::span<const std::byte> bytes, uint64_t seed) {
   return XXH3_64bits_withSeed(bytes.data(), bytes.size(), seed);
 }
@@ -154,11 +150,14 @@ bool is_older_layout(std::span<const std::byte> bytes) {
          tag.version < kLayoutVersion;
 }
 
-bool looks_like_segment(std::span<const std::byte> bytes) {
-  if (bytes.size() >= sizeof kSegmentMagic &&
-      std::memcmp(bytes.data(), kSegmentMagic, sizeof kSegmentMagic) == 0)
-    return true;
+bool is_unwritten(std::span<const std::byte> bytes) {
   return std::ranges::all_of(bytes, [](std::byte byte) { return byte == std::byte{0}; });
+}
+
+bool looks_like_segment(std::span<const std::byte> bytes) {
+  return is_unwritten(bytes) ||
+         (bytes.size() >= sizeof kSegmentMagic &&
+          std::memcmp(bytes.data(), kSegmentMagic, sizeof kSegmentMagic) == 0);
 }
 
 // ---- batch ----

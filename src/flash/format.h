@@ -15,10 +15,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <optional>
 #include <span>
 #include <vector>
 
+#include "base/check.h"
 #include "base/result.h"
 #include "flash/index.h"
 #include "flash/store.h"
@@ -131,12 +133,23 @@ constexpr uint64_t chunks_of(uint64_t lane_bytes, uint32_t chunk_bytes) {
 std::span<const std::byte> chunk(std::span<const std::byte> lane, size_t index,
                                  uint32_t chunk_bytes);
 
+// A structure as it stands at the beginning of `bytes`.
+template <typename Record>
+Record read_as(std::span<const std::byte> bytes) {
+  HIFC_CHECK(bytes.size() >= sizeof(Record));
+  Record record;
+  std::memcpy(&record, bytes.data(), sizeof record);
+  return record;
+}
+
 // ---- segment header ----
 
 // `target` has kSegmentHeaderBytes zeros. Fills in the tag and the checksum.
 void encode_segment_header(SegmentHeader header, std::span<std::byte> target);
 // kUnsupported for an intact tag of a newer version, else kCorrupt.
 Result<SegmentHeader> decode_segment_header(std::span<const std::byte> bytes);
+// Zeros: a file that was created, and nothing else.
+bool is_unwritten(std::span<const std::byte> bytes);
 // Whether these are the first bytes of a segment file, damaged or not: its magic, or zeros.
 bool looks_like_segment(std::span<const std::byte> bytes);
 // An intact tag of an older layout version.

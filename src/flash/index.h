@@ -20,6 +20,7 @@
 #include <functional>
 #include <optional>
 #include <span>
+#include <tuple>
 #include <vector>
 
 #include "flash/store.h"
@@ -37,6 +38,12 @@ struct Location {
     return a.segment == b.segment && a.batch_page == b.batch_page && a.value == b.value;
   }
 };
+
+// Whether `a` comes after `b` in the log.
+inline bool newer(const Location& a, const Location& b) {
+  return std::tuple(a.segment, a.batch_page, a.value) >
+         std::tuple(b.segment, b.batch_page, b.value);
+}
 
 class Index {
  public:

@@ -18,10 +18,6 @@ namespace {
 using State = InspectedSegment::State;
 using Part = DamagedRecord::Part;
 
-struct KeyHash {
-  size_t operator()(const Key& key) const noexcept { return checksum(key); }
-};
-
 class Inspector {
  public:
   Inspector(Directory& directory, io::Ring& ring, const InspectionOptions& options)
@@ -52,7 +48,7 @@ class Inspector {
     InspectedSegment segment;
     segment.id = entry.id;
     segment.size_bytes = entry.size_bytes;
-    segment.file = directory_.segment_path(entry.id).substr(directory_.path().size() + 1);
+    segment.file = Directory::segment_name(entry.id);
     auto opened = directory_.open_segment(
         entry.id, {.mode = io::File::Mode::kReadOnly, .direct = options_.direct});
     if (!opened) {
@@ -75,9 +71,7 @@ class Inspector {
       if (options_.progress) options_.progress(done_bytes_ + bytes, total_bytes_);
       return {};
     });
-    const auto header = segment.size_bytes < kSegmentHeaderBytes
-                            ? failure(Code::kCorrupt, "the file is shorter than a header")
-                            : inspector.header();
+    const auto header = inspector.reader().header();
     if (!header) return without_header(std::move(segment), inspector, header.error());
     HIFC_TRY(inspector.contents(*header));
     found_values_.emplace(segment.id, std::move(inspector.damaged_values()));
@@ -98,16 +92,18 @@ class Inspector {
       return {};
     }
     if (error.code != Code::kCorrupt) return std::unexpected(error);
-    switch (inspector.origin()) {
-      case SegmentInspector::Origin::kForeign:
-        result_.foreign.push_back(std::move(segment.file));
-        return {};
-      case SegmentInspector::Origin::kNeverWritten: segment.state = State::kFree; break;
-      case SegmentInspector::Origin::kOurs:
+    using Origin = SegmentReader::Origin;
+    const Origin origin = inspector.reader().origin();
+    switch (origin) {
+      case Origin::kForeign: result_.foreign.push_back(std::move(segment.file)); return {};
+      case Origin::kUnwritten: segment.state = State::kFree; break;
+      case Origin::kEmpty:
+      case Origin::kOutdated:
+      case Origin::kDamaged:
         segment.state = State::kDamaged;
         result_.damaged_records.push_back(
             {Part::kSegmentHeader, segment.file, 0,
-             segment.size_bytes == 0 ? "the file is empty" : error.context});
+             origin == Origin::kEmpty ? "the file is empty" : error.context});
     }
     result_.segments.push_back(std::move(segment));
     return {};
@@ -154,24 +150,17 @@ class Inspector {
         auto [present, first] = newest.try_emplace(entry.entry.key, here);
         if (entry.entry.removal == 1) {
           segment.supersedes = true;
-          if (!first && same_value(place_of(present->second), place_of(here)))
-            present->second.segment->entries[present->second.entry].fate = Fate::kRemoved;
-          else if (!first)
-            continue;
+          if (!first && newer(place_of(present->second), place_of(here))) continue;
+          if (!first) present->second.segment->entries[present->second.entry].fate = Fate::kRemoved;
           newest.erase(present);
         } else if (!first) {
           InspectedEntry& older = present->second.segment->entries[present->second.entry];
           older.fate = Fate::kReplaced;
-          entry.fallback = older.damaged ? older.fallback : place_of(present->second);
           segment.supersedes = segment.supersedes || present->second.segment != &segment;
           present->second = here;
         }
       }
     }
-  }
-
-  static bool same_value(const Location& a, const Location& b) {
-    return a.segment == b.segment && a.batch_page == b.batch_page && a.value == b.value;
   }
 
   void collect_values() {

@@ -57,7 +57,6 @@ struct InspectedEntry {
   uint64_t size_bytes = 0;  // as put; 0 where the batch header is damaged
   Fate fate = Fate::kCurrent;
   bool damaged = false;
-  Location fallback = {};  // the newest undamaged value it replaced; segment 0: none
 };
 
 struct InspectedSegment {

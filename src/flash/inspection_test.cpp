@@ -157,6 +157,18 @@ TEST_F(InspectionTest, ADamagedSegmentHeaderWithoutACheckpointIsOurs) {
   EXPECT_TRUE(look().foreign.empty());
 }
 
+// What is left of it belongs to a number that no later segment has.
+TEST_F(InspectionTest, AStoreThatGoesOnAfterALostSegmentHeaderIsIntact) {
+  fill();
+  close();
+  disk_.flip_byte(place_of(kValues - 1).path, 8);
+  open();
+  for (uint64_t id = 0; id < kValues; id += 2) put({id, id + 1});
+  close();
+  EXPECT_TRUE(look().intact());
+  EXPECT_EQ(found_by_store(), all_ids());
+}
+
 TEST_F(InspectionTest, ACutOffSegmentLosesWhatIsBehindTheCut) {
   fill();
   close();

@@ -32,6 +32,7 @@ struct Log::Append {
 };
 
 void Log::resume() {
+  pool_.release_unused();
   uint32_t newest = 0;
   for (const auto& segment : pool_.segments()) newest = std::max(newest, segment->number);
   for (const auto& segment : pool_.segments()) {
@@ -50,8 +51,11 @@ Result<std::shared_ptr<const Batch>> Log::append(BatchContents contents, std::ve
                                                  Appended done) {
   // Before anything is placed: nothing has to be undone then.
   HIFC_ASSIGN(io::AlignedMemory header, io::AlignedMemory::allocate(contents.header_bytes));
-  HIFC_ASSIGN(io::AlignedMemory opening, io::AlignedMemory::allocate(kSegmentHeaderBytes));
   const uint64_t records = contents.values.size() + contents.removals.size();
+  io::AlignedMemory opening;
+  if (pool_.needs_segment(contents.size_bytes(), records)) {
+    HIFC_ASSIGN(opening, io::AlignedMemory::allocate(kSegmentHeaderBytes));
+  }
   HIFC_ASSIGN(const SegmentPool::Place place, pool_.place(contents.size_bytes(), records));
   Segment& segment = *place.segment;
   if (place.filled != nullptr) close_segment(*place.filled);
@@ -74,6 +78,15 @@ Result<std::shared_ptr<const Batch>> Log::append(BatchContents contents, std::ve
   else
     start(append);
   return batch;
+}
+
+// Where that fails, a batch that finds no room says why.
+void Log::open_ahead(const BatchContents& like) {
+  if (!pool_.wants_next()) return;
+  auto memory = io::AlignedMemory::allocate(kSegmentHeaderBytes);
+  if (!memory) return;
+  const auto next = pool_.choose_next(like.size_bytes(), like.values.size() + like.removals.size());
+  if (next) open_segment(**next, std::move(*memory));
 }
 
 void Log::each_pending(FunctionRef<void(const BatchContents&)> visit) const {
@@ -146,45 +159,36 @@ void Log::release_write(Segment& segment) {
 
 void Log::open_segment(Segment& segment, io::AlignedMemory memory) {
   ++segment.writes_in_flight;
-  encode_segment_header(header_of(segment), memory.span().first(kSegmentHeaderBytes));
-  const auto vectors = vector_of(memory.span().first(kSegmentHeaderBytes));
-  const auto failed = std::make_shared<bool>(false);
-  transfers_.start(
-      {.operation = io::Operation::kWrite,
-       .file = &segment.file,
-       .offset_bytes = 0,
-       .vectors = vectors,
-       .done =
-           [this, &segment, failed, memory = std::move(memory)](Result<void> result) {
-             *failed = !result;
-             if (!result) opening_failed(segment, result.error());
-           },
-       .released = [this, &segment,
-                    failed] { *failed ? released_opening(segment) : sync_header(segment); }});
+  const auto header = memory.span().first(kSegmentHeaderBytes);
+  encode_segment_header(header_of(segment), header);
+  opening_step(segment, {.operation = io::Operation::kWrite, .vectors = vector_of(header)},
+               std::move(memory), &Log::sync_header);
 }
 
 // What the file held before must not be overwritten while its old header could still be found.
 void Log::sync_header(Segment& segment) {
+  opening_step(segment, {.operation = io::Operation::kSync}, {}, &Log::opened);
+}
+
+void Log::opening_step(Segment& segment, TransferQueue::Transfer transfer, io::AlignedMemory memory,
+                       void (Log::*next)(Segment&)) {
   const auto failed = std::make_shared<bool>(false);
-  transfers_.start(
-      {.operation = io::Operation::kSync,
-       .file = &segment.file,
-       .offset_bytes = 0,
-       .vectors = {},
-       .done =
-           [this, &segment, failed](Result<void> result) {
-             *failed = !result;
-             if (!result) opening_failed(segment, result.error());
-           },
-       .released = [this, &segment,
-                    failed] { *failed ? released_opening(segment) : opened(segment); }});
+  transfer.file = &segment.file;
+  transfer.done = [this, &segment, failed, memory = std::move(memory)](const Result<void>& result) {
+    *failed = !result;
+    if (!result) opening_failed(segment, result.error());
+  };
+  transfer.released = [this, &segment, failed, next] {
+    *failed ? released_opening(segment) : (this->*next)(segment);
+  };
+  transfers_.start(std::move(transfer));
 }
 
 void Log::opened(Segment& segment) {
   // Filled while its header was on its way: then it is closed as soon as its batches are written.
   segment.number_on_disk = segment.number;
-  const bool active = pool_.active() == &segment;
-  segment.state = active ? Segment::State::kOpen : Segment::State::kClosing;
+  const bool filled = pool_.active() != &segment && pool_.next() != &segment;
+  segment.state = filled ? Segment::State::kClosing : Segment::State::kOpen;
   if (auto node = waiting_.extract(&segment))
     for (const std::shared_ptr<Append>& append : node.mapped()) start(append);
   release_write(segment);
@@ -223,8 +227,7 @@ void Log::checkpoint(Segment& segment) {
 
 void Log::closed(Segment& segment) {
   segment.state = Segment::State::kClosed;
-  segment.entries = {};
-  segment.durable_entries = 0;
+  segment.clear_entries();
 }
 
 void Log::write_checkpoint(Segment& segment) {
@@ -336,6 +339,9 @@ void Log::close() {
   });
   while (!flushed && transfers_.wait() > 0) continue;
   HIFC_CHECK(flushed);
+  // Then opening need not look for batches in it.
+  if (Segment* const next = pool_.next(); next != nullptr && next->state == Segment::State::kOpen)
+    close_segment(*next);
   Segment* const active = pool_.active();
   if (active != nullptr && active->state == Segment::State::kOpen &&
       active->writes_in_flight == 0 && active->entries.size() > active->checkpointed_entries)

@@ -45,6 +45,9 @@ class Log {
   // place is known at once. kBusy and kFull as Store::put(); `done` then never runs.
   Result<std::shared_ptr<const Batch>> append(BatchContents contents, std::vector<iovec> payload,
                                               Appended done);
+  // When the active segment is nearly full: chooses the next one, retiring the oldest for it where
+  // necessary, so that its header is durable before a batch like this one, just appended, needs it.
+  void open_ahead(const BatchContents& like);
   // The batches that are not completed yet, in the order of the log.
   void each_pending(FunctionRef<void(const BatchContents&)> visit) const;
 
@@ -68,6 +71,8 @@ class Log {
 
   void open_segment(Segment& segment, io::AlignedMemory memory);
   void sync_header(Segment& segment);
+  void opening_step(Segment& segment, TransferQueue::Transfer transfer, io::AlignedMemory memory,
+                    void (Log::*next)(Segment&));
   void opened(Segment& segment);
   void opening_failed(Segment& segment, const Error& error);
   void released_opening(Segment& segment);

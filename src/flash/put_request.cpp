@@ -25,7 +25,7 @@ Result<void> validate(const BatchShape& shape, const PutValue& value) {
     return failure(Code::kInvalid, fmt::format("a value of {} bytes in {} lanes of {}",
                                                value.size_bytes, shape.lanes, value.lane_bytes));
   for (const std::byte* lane : value.lanes)
-    if (lane == nullptr || reinterpret_cast<uintptr_t>(lane) % io::kAlignment != 0)
+    if (lane == nullptr || !io::is_aligned(lane))
       return failure(Code::kInvalid, fmt::format("lane memory at {} is not aligned to {}",
                                                  static_cast<const void*>(lane), io::kAlignment));
   return {};
@@ -85,7 +85,6 @@ BatchContents batch_contents(const BatchShape& shape, const std::vector<PutValue
                                .lane_pages = static_cast<uint32_t>(value.lane_bytes / kPageBytes),
                                .stripe_page = 0});
   }
-  contents.lay_out();
   return contents;
 }
 

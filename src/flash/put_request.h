@@ -18,7 +18,7 @@ Result<void> validate(const BatchShape& shape, const std::vector<PutValue>& valu
 // kInvalid names what of the range is not in the value or not on its chunks.
 Result<void> validate(const Range& range, const Handle& handle);
 
-// The batch, laid out, without its checksums.
+// The batch, without removals and checksums; not laid out yet.
 BatchContents batch_contents(const BatchShape& shape, const std::vector<PutValue>& values);
 void add_checksums(BatchContents& contents, const std::vector<PutValue>& values);
 // The lanes in the order of the file. Writing does not change the memory; iovec has no const.

@@ -30,15 +30,16 @@ class Recoverer {
  private:
   // Before anything is written to any of them.
   Result<void> refuse_newer(const Directory::SegmentFile& entry) {
-    auto file = directory_.open_segment(
+    auto opened = directory_.open_segment(
         entry.id, {.mode = io::File::Mode::kReadOnly, .direct = options_.direct});
-    if (!file || entry.size_bytes < kSegmentHeaderBytes) return {};
+    if (!opened) return {};
+    auto file = std::make_unique<io::File>(std::move(*opened));
     SegmentReader reader(
-        {.file = &*file, .size_bytes = entry.size_bytes, .deadline_ns = options_.deadline_ns},
+        {.file = file.get(), .size_bytes = entry.size_bytes, .deadline_ns = options_.deadline_ns},
         ring_);
     const auto header = reader.header();
     if (reader.timed_out()) {
-      (void)new io::File(std::move(*file));  // the request that is late still uses it
+      keep_open(std::move(file));
       return std::unexpected(header.error());
     }
     if (header || header.error().code != Code::kUnsupported) return {};
@@ -63,16 +64,13 @@ class Recoverer {
     auto outcome = read_segment(entry, reader, segment);
     if (outcome && reader.timed_out())
       outcome = failure(Code::kTimeout, "the flash device did not answer in time");
-    // A request that is late still uses the file.
-    if (!outcome && outcome.error().code == Code::kTimeout) (void)segment.release();
+    if (!outcome && outcome.error().code == Code::kTimeout) keep_open(std::move(segment));
     return outcome;
   }
 
   Result<void> read_segment(const Directory::SegmentFile& entry, SegmentReader& reader,
                             std::unique_ptr<Segment>& segment) {
-    const auto header = entry.size_bytes < kSegmentHeaderBytes
-                            ? failure(Code::kCorrupt, "the file is shorter than a header")
-                            : reader.header();
+    const auto header = reader.header();
     if (!header) {
       HIFC_ASSIGN(const bool free, without_header(entry, reader, header.error()));
       if (!free) return {};
@@ -91,43 +89,20 @@ class Recoverer {
       leave(entry, error);
       return false;
     }
-    if (!ours(entry, reader)) {
-      // Left alone like other files of others. It counts all the same: nobody can tell it from a
-      // segment of ours that is damaged beyond recognition.
-      result_.foreign.push_back(Directory::segment_name(entry.id));
-      result_.untouchable_bytes += entry.size_bytes;
-      return false;
+    switch (reader.origin()) {
+      case SegmentReader::Origin::kForeign:
+        // Left alone like other files of others. It counts all the same: nobody can tell it from a
+        // segment of ours that is damaged beyond recognition.
+        result_.foreign.push_back(Directory::segment_name(entry.id));
+        result_.untouchable_bytes += entry.size_bytes;
+        return false;
+      // A crash between creating a file and writing its header damages nothing.
+      case SegmentReader::Origin::kEmpty:
+      case SegmentReader::Origin::kUnwritten: return true;
+      case SegmentReader::Origin::kOutdated: ++result_.outdated; return true;
+      case SegmentReader::Origin::kDamaged: ++result_.damaged_headers; return true;
     }
-    // A crash between creating a file and writing its header damages nothing.
-    if (outdated(reader))
-      ++result_.outdated;
-    else if (!unwritten(entry, reader))
-      ++result_.damaged_headers;
-    return true;
-  }
-
-  static bool outdated(SegmentReader& reader) {
-    const auto first = reader.bytes(0, kPageBytes);
-    return first && is_older_layout(*first);
-  }
-
-  static bool unwritten(const Directory::SegmentFile& entry, SegmentReader& reader) {
-    if (entry.size_bytes < kPageBytes) return entry.size_bytes == 0;
-    const auto first = reader.bytes(0, kPageBytes);
-    return first &&
-           std::ranges::all_of(*first, [](std::byte byte) { return byte == std::byte{0}; });
-  }
-
-  // A file with a segment's name and a damaged header: ours, or somebody else's?
-  static bool ours(const Directory::SegmentFile& entry, SegmentReader& reader) {
-    if (entry.size_bytes < kPageBytes) return entry.size_bytes == 0;
-    const auto first = reader.bytes(0, kPageBytes);
-    if (first && looks_like_segment(*first)) return true;
-    const auto second = reader.bytes(kPageBytes, kPageBytes);
-    if (second && looks_like_batch(*second)) return true;
-    const auto last =
-        reader.bytes(entry.size_bytes / kPageBytes * kPageBytes - kPageBytes, kPageBytes);
-    return last && looks_like_checkpoint(*last);
+    return false;
   }
 
   void leave(const Directory::SegmentFile& entry, const Error& error) {
@@ -194,7 +169,6 @@ class Recoverer {
           ++result_.damaged_values;
       }
       segment.tail_bytes = found->offset_bytes + found->contents.size_bytes();
-      result_.scanned_bytes += found->contents.size_bytes();
     }
   }
 

@@ -30,7 +30,6 @@ struct Recovery {
   uint64_t damaged_headers = 0;
   uint64_t outdated = 0;        // segments of an older layout version, to be written anew
   uint64_t damaged_values = 0;  // of batches written after the last checkpoint
-  uint64_t scanned_bytes = 0;
 };
 
 // kUnsupported, with nothing changed, when a newer HiFC wrote one of the segments. Writes

@@ -57,12 +57,12 @@ void Reinserter::put(uint64_t bytes) {
   if (active == nullptr || active->tail_bytes < active->size_bytes / 2 || !running_.expired())
     return;
   Segment* const oldest = pool_.next_to_retire();
-  if (oldest != nullptr && oldest != active && !std::exchange(oldest->reinserted, true))
+  if (oldest != nullptr && std::exchange(looked_at_, oldest->number) != oldest->number)
     begin(*oldest);
 }
 
 void Reinserter::begin(Segment& segment) {
-  if (segment.state != Segment::State::kClosed || segment.findable_values == 0) return;
+  if (segment.findable_values == 0) return;
   if (segment.size_bytes % kPageBytes != 0) return;  // cut off, and its checkpoint with it
   const auto job = std::make_shared<Job>(segment);
   running_ = job;

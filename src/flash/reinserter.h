@@ -70,6 +70,7 @@ class Reinserter {
   Write write_;
   uint64_t budget_bytes_ = 0;
   std::weak_ptr<Job> running_;
+  uint32_t looked_at_ = 0;  // number of the last segment whose used values have been looked for
 };
 
 }  // namespace hifc::flash

@@ -98,20 +98,8 @@ class Editor {
 Checkpoint checkpoint_without_damage(const InspectedSegment& segment) {
   Checkpoint checkpoint{.covered_bytes = std::max(segment.covered_bytes, segment.tail_bytes),
                         .sealed = segment.state == State::kSealed};
-  for (const InspectedEntry& each : segment.entries) {
-    if (!each.damaged) {
-      checkpoint.entries.push_back(each.entry);
-    } else if (each.fate == Fate::kRemoved && each.fallback.segment != 0) {
-      // Without it the removal names nothing, and the value that this one replaced came back.
-      CheckpointEntry removal = each.entry;
-      removal.header_pages = 0;
-      removal.removal = 1;
-      removal.removed_segment = each.fallback.segment;
-      removal.removed_place = each.fallback.batch_page;
-      removal.value = each.fallback.value;
-      checkpoint.entries.push_back(removal);
-    }
-  }
+  for (const InspectedEntry& each : segment.entries)
+    if (!each.damaged) checkpoint.entries.push_back(each.entry);
   // Pages that could not be read may be those of the checkpoint.
   const uint64_t begin = segment.context.size_bytes - checkpoint_bytes(checkpoint.entries.size());
   checkpoint.covered_bytes = std::min(checkpoint.covered_bytes, begin);

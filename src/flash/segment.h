@@ -43,8 +43,6 @@ struct Segment {
   // retiring this one would bring the older value back after a restart.
   bool supersedes = false;
 
-  bool reinserted = false;  // its values that are used have been looked for
-
   // Until it is closed: what its checkpoint will say, of batches that are written, and how much of
   // it is known to be durable.
   std::vector<CheckpointEntry> entries;
@@ -53,6 +51,10 @@ struct Segment {
   size_t checkpointed_entries = 0;
   bool sync_failed = false;  // what it covered may be lost though a later sync succeeds
 
+  void clear_entries() {
+    entries = {};
+    durable_entries = 0;
+  }
   bool free() const { return state == State::kFree; }
   bool pinned() const { return batches_in_memory > 0; }
   bool takes_batches() const { return state == State::kOpening || state == State::kOpen; }

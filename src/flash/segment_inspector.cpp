@@ -14,26 +14,7 @@ namespace {
 using Part = DamagedRecord::Part;
 using State = InspectedSegment::State;
 
-constexpr char kBatchMagic[8] = {'H', 'I', 'F', 'C', 'B', 'A', 'T', '\n'};
-constexpr char kCheckpointMagic[8] = {'H', 'I', 'F', 'C', 'E', 'N', 'D', '\n'};
 constexpr uint64_t kProgressBytes = 4u << 20;
-
-template <typename T>
-T read_as(std::span<const std::byte> bytes) {
-  T value;
-  HIFC_CHECK(bytes.size() >= sizeof value);
-  std::memcpy(&value, bytes.data(), sizeof value);
-  return value;
-}
-
-template <typename T>
-bool has_magic(const T& record, const char (&magic)[8]) {
-  return std::memcmp(record.magic, magic, sizeof magic) == 0;
-}
-
-bool all_zero(std::span<const std::byte> bytes) {
-  return std::ranges::all_of(bytes, [](std::byte byte) { return byte == std::byte{0}; });
-}
 
 // Nothing that can be laid to what is on the device: a hung one must not make values look damaged.
 bool fatal(const Error& error) {
@@ -46,37 +27,12 @@ std::string problem_of(const Error& error) {
 
 }  // namespace
 
-void keep_open(std::unique_ptr<io::File> file) {
-  static auto* const files = new std::vector<std::unique_ptr<io::File>>();
-  files->push_back(std::move(file));
-}
-
 SegmentInspector::SegmentInspector(const io::File& file, InspectedSegment& segment, io::Ring& ring,
                                    const InspectionOptions& options)
-    : file_(file),
-      segment_(segment),
-      ring_(ring),
+    : segment_(segment),
       options_(options),
       reader_({.file = &file, .size_bytes = segment.size_bytes, .deadline_ns = options.deadline_ns},
               ring) {}
-
-Result<SegmentHeader> SegmentInspector::header() {
-  HIFC_ASSIGN(const auto page, record(0, kSegmentHeaderBytes));
-  return decode_segment_header(page);
-}
-
-SegmentInspector::Origin SegmentInspector::origin() {
-  const uint64_t pages = segment_.size_bytes / kPageBytes;
-  if (pages == 0) return segment_.size_bytes == 0 ? Origin::kOurs : Origin::kForeign;
-  const auto first = record(0, kPageBytes);
-  const bool zero = first && all_zero(*first);
-  if (first && !zero && looks_like_segment(*first)) return Origin::kOurs;
-  const auto last = record((pages - 1) * kPageBytes, kPageBytes);
-  if (last && looks_like_checkpoint(*last)) return Origin::kOurs;
-  const auto second = record(kSegmentHeaderBytes, kPageBytes);
-  if (second && has_magic(read_as<BatchHeader>(*second), kBatchMagic)) return Origin::kOurs;
-  return zero ? Origin::kNeverWritten : Origin::kForeign;
-}
 
 Result<void> SegmentInspector::contents(const SegmentHeader& header) {
   segment_.context = {.number = static_cast<uint32_t>(header.number),
@@ -101,7 +57,7 @@ Result<void> SegmentInspector::read_checkpoint() {
   const SegmentContext& context = segment_.context;
   if (segment_.size_bytes < context.size_bytes) return {};
   const uint64_t last = context.size_bytes - kPageBytes;
-  const auto page = record(last, kPageBytes);
+  const auto page = reader_.bytes(last, kPageBytes);
   if (!page) {
     if (fatal(page.error())) return std::unexpected(page.error());
     damaged(Part::kCheckpoint, last, problem_of(page.error()));
@@ -111,7 +67,7 @@ Result<void> SegmentInspector::read_checkpoint() {
   const bool expected = was_checkpoint(*page);  // may read another one
   auto checkpoint = Result<Checkpoint>(failure(Code::kCorrupt, "the checkpoint is damaged"));
   if (length > 0) {
-    const auto bytes = record(context.size_bytes - length, length);
+    const auto bytes = reader_.bytes(context.size_bytes - length, length);
     if (!bytes && fatal(bytes.error())) return std::unexpected(bytes.error());
     checkpoint = bytes ? decode_checkpoint(*bytes, context) : std::unexpected(bytes.error());
   }
@@ -133,13 +89,13 @@ bool SegmentInspector::was_checkpoint(std::span<const std::byte> page) {
   const size_t at = kPageBytes - sizeof(CheckpointTrailer);
   const SegmentContext& context = segment_.context;
   const auto trailer = read_as<CheckpointTrailer>(page.subspan(at));
-  const bool magic = has_magic(trailer, kCheckpointMagic);
+  const bool magic = looks_like_checkpoint(page);
   const bool place = trailer.begin_bytes < context.size_bytes &&
                      trailer.entries < context.size_bytes / sizeof(CheckpointEntry) &&
                      context.size_bytes - trailer.begin_bytes == checkpoint_bytes(trailer.entries);
   if (trailer.segment == context.number) return magic || place;
   if (!magic || !place) return false;
-  const auto bytes = record(trailer.begin_bytes, context.size_bytes - trailer.begin_bytes);
+  const auto bytes = reader_.bytes(trailer.begin_bytes, context.size_bytes - trailer.begin_bytes);
   if (!bytes) return false;
   std::vector<std::byte> mended(bytes->begin(), bytes->end());
   const uint64_t number = context.number;
@@ -282,13 +238,13 @@ Result<uint64_t> SegmentInspector::scan_page(uint64_t offset) {
 // not under this segment's nonce.
 bool SegmentInspector::was_batch_header(std::span<const std::byte> page, uint64_t offset) {
   const auto header = read_as<BatchHeader>(page);
-  const bool magic = has_magic(header, kBatchMagic);
+  const bool magic = looks_like_batch(page);
   const bool place = header.offset_bytes == offset;
   if (header.segment == segment_.context.number) return magic || place;
   if (!magic || !place || header.header_bytes > end_bytes_ - offset ||
       header.header_bytes % kPageBytes != 0 || header.header_bytes == 0)
     return false;
-  const auto bytes = record(offset, header.header_bytes);
+  const auto bytes = reader_.bytes(offset, header.header_bytes);
   if (!bytes) return false;
   std::vector<std::byte> mended(bytes->begin(), bytes->end());
   std::memcpy(mended.data() + offsetof(BatchHeader, segment), &segment_.context.number,
@@ -299,30 +255,11 @@ bool SegmentInspector::was_batch_header(std::span<const std::byte> page, uint64_
 // ---- reading ----
 
 Result<BatchContents> SegmentInspector::batch_at(uint64_t offset) {
-  HIFC_ASSIGN(const auto page, record(offset, kPageBytes));
+  HIFC_ASSIGN(const auto page, reader_.bytes(offset, kPageBytes));
   const auto length = batch_header_bytes(page, segment_.context, offset);
   if (!length) return failure(Code::kCorrupt, "the batch header is damaged");
-  HIFC_ASSIGN(const auto bytes, record(offset, *length));
+  HIFC_ASSIGN(const auto bytes, reader_.bytes(offset, *length));
   return decode_batch_header(bytes, segment_.context, offset);
-}
-
-// Valid until the next call. Where only records are wanted, no more than them is read.
-Result<std::span<const std::byte>> SegmentInspector::record(uint64_t offset, uint64_t length) {
-  if (options_.depth == Depth::kPayload) return reader_.bytes(offset, length);
-  const uint64_t size = segment_.size_bytes / kPageBytes * kPageBytes;
-  if (offset > size || length > size - offset)
-    return failure(Code::kCorrupt, "the segment file is cut off");
-  if (!record_ || record_->size_bytes() < length) {
-    HIFC_ASSIGN(io::AlignedMemory memory, io::AlignedMemory::allocate(length));
-    record_ = std::make_shared<io::AlignedMemory>(std::move(memory));
-  }
-  HIFC_TRY(transfer_now(ring_,
-                        {.operation = io::Operation::kRead,
-                         .file = &file_,
-                         .offset_bytes = offset,
-                         .vectors = {{record_->data(), length}}},
-                        options_.deadline_ns, record_));
-  return std::span<const std::byte>(record_->data(), length);
 }
 
 void SegmentInspector::damaged(Part part, uint64_t offset, std::string problem) {

@@ -15,13 +15,8 @@
 
 namespace hifc::flash {
 
-// Until the process ends: a device that did not answer in time may still read or write the file.
-// One thread at a time.
-void keep_open(std::unique_ptr<io::File> file);
-
 class SegmentInspector {
  public:
-  enum class Origin : uint8_t { kOurs, kNeverWritten, kForeign };
   struct FoundValue {
     size_t entry = 0;  // of the segment
     DamagedValue value;
@@ -33,10 +28,7 @@ class SegmentInspector {
                    const InspectionOptions& options);
   void on_progress(Progress progress) { progress_ = std::move(progress); }
 
-  Result<SegmentHeader> header();
-  // Whose file it is when header() says kCorrupt: as recovery.cpp, and ours too when a batch
-  // follows the header.
-  Origin origin();
+  SegmentReader& reader() { return reader_; }
   Result<void> contents(const SegmentHeader& header);
 
   std::vector<FoundValue>& damaged_values() { return damaged_values_; }
@@ -57,16 +49,12 @@ class SegmentInspector {
   Result<BatchContents> batch_at(uint64_t offset);
   bool was_batch_header(std::span<const std::byte> page, uint64_t offset);
   bool was_checkpoint(std::span<const std::byte> page);
-  Result<std::span<const std::byte>> record(uint64_t offset, uint64_t length);
   void damaged(DamagedRecord::Part part, uint64_t offset, std::string problem);
   void lose(size_t entry, uint64_t offset, std::string problem);
 
-  const io::File& file_;
   InspectedSegment& segment_;
-  io::Ring& ring_;
   const InspectionOptions& options_;
   SegmentReader reader_;
-  std::shared_ptr<io::AlignedMemory> record_;
   Progress progress_ = [](uint64_t) -> Result<void> { return {}; };
   uint64_t end_bytes_ = 0;       // of what may be batches
   uint64_t unreadable_end_ = 0;  // of the pages that could not be read last

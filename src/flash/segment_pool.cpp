@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <ranges>
 #include <tuple>
 #include <utility>
 
@@ -12,6 +13,10 @@
 
 namespace hifc::flash {
 namespace {
+
+// This part of a segment is left when the next one is chosen: writing it takes longer than what is
+// in flight and the header's sync behind it.
+constexpr uint64_t kOpenedAhead = 4;
 
 bool idle(const Segment& segment) {
   const bool settled =
@@ -43,10 +48,10 @@ void SegmentPool::adopt(Found found) {
   for (const auto& segment : segments_) {
     bytes_on_disk_ += segment->size_bytes;
     last_number_ = std::max(last_number_, segment->number);
+    if (!segment->free()) map_[segment->number] = segment.get();
   }
   // Surely above what was lost: no number is used twice.
   if (found.numbers_lost) last_number_ += 1u << 16;
-  for (Segment* const segment : by_number()) map_[segment->number] = segment;
 }
 
 Result<void> SegmentPool::fit() {
@@ -74,7 +79,10 @@ Segment* SegmentPool::find(uint32_t number) const {
 }
 
 bool SegmentPool::needs_segment(uint64_t size_bytes, uint64_t records) const {
-  return active_ == nullptr || !has_room(*active_, size_bytes, records);
+  const auto fits = [&](const Segment* segment) {
+    return segment != nullptr && has_room(*segment, size_bytes, records);
+  };
+  return !fits(active_) && !fits(next_);
 }
 
 Result<void> SegmentPool::check_room(uint64_t size_bytes, uint64_t records) const {
@@ -88,11 +96,13 @@ Result<SegmentPool::Place> SegmentPool::place(uint64_t size_bytes, uint64_t reco
   HIFC_TRY(check_room(size_bytes, records));
   Place place;
   if (needs_segment(size_bytes, records)) {
-    HIFC_ASSIGN(Segment* const next, acquire(segment_bytes_for(size_bytes, records)));
-    place.filled = std::exchange(active_, next);  // nullptr where it had to be retired
+    drop_next();
+    HIFC_ASSIGN(next_, acquire(segment_bytes_for(size_bytes, records)));
+    begin(*next_);
     place.opened = true;
-    begin(*next);
   }
+  if (active_ == nullptr || !has_room(*active_, size_bytes, records))
+    place.filled = std::exchange(active_, std::exchange(next_, nullptr));
   Segment& segment = *active_;
   place.segment = &segment;
   place.offset_bytes = segment.tail_bytes;
@@ -101,6 +111,27 @@ Result<SegmentPool::Place> SegmentPool::place(uint64_t size_bytes, uint64_t reco
   segment.reserved_entries += records;
   ++segment.writes_in_flight;
   return place;
+}
+
+bool SegmentPool::wants_next() const {
+  if (active_ == nullptr || next_ != nullptr) return false;
+  const uint64_t end_bytes =
+      active_->size_bytes -
+      std::min(active_->size_bytes, checkpoint_bytes(active_->reserved_entries));
+  return active_->tail_bytes + options_.segment_bytes / kOpenedAhead > end_bytes;
+}
+
+Result<Segment*> SegmentPool::choose_next(uint64_t size_bytes, uint64_t records) {
+  HIFC_CHECK(next_ == nullptr && active_ != nullptr && !idle(*active_));
+  HIFC_ASSIGN(next_, acquire(segment_bytes_for(size_bytes, records)));
+  begin(*next_);
+  return next_;
+}
+
+// Numbers are in the order of the log: another segment that comes first now would have a newer one.
+void SegmentPool::drop_next() {
+  Segment* const unused = std::exchange(next_, nullptr);
+  if (unused != nullptr && idle(*unused)) retire(*unused);
 }
 
 void SegmentPool::begin(Segment& segment) {
@@ -121,6 +152,7 @@ void SegmentPool::give_back(Segment& segment, uint64_t offset_bytes, uint64_t si
 
 void SegmentPool::deactivate(Segment& segment) {
   if (active_ == &segment) active_ = nullptr;
+  if (next_ == &segment) next_ = nullptr;
 }
 
 void SegmentPool::release(Segment& segment) {
@@ -133,10 +165,9 @@ void SegmentPool::release(Segment& segment) {
   ++segment.overwrites;
   segment.tail_bytes = kSegmentHeaderBytes;
   segment.findable_values = 0;
-  segment.supersedes = segment.sync_failed = segment.reinserted = false;
-  segment.entries = {};
-  segment.reserved_entries = segment.durable_entries = 0;
-  segment.checkpointed_entries = 0;
+  segment.supersedes = segment.sync_failed = false;
+  segment.clear_entries();
+  segment.reserved_entries = segment.checkpointed_entries = 0;
 }
 
 void SegmentPool::retire(Segment& segment) {
@@ -144,7 +175,17 @@ void SegmentPool::retire(Segment& segment) {
   release(segment);
 }
 
+void SegmentPool::release_unused() {
+  HIFC_CHECK(active_ == nullptr);
+  const std::vector<Segment*> live = by_number();
+  for (Segment* const segment : std::views::reverse(live)) {
+    if (segment->tail_bytes > kSegmentHeaderBytes) return;
+    release(*segment);
+  }
+}
+
 Result<Segment*> SegmentPool::acquire(uint64_t needed_bytes) {
+  HIFC_CHECK(next_ == nullptr);
   while (true) {
     if (Segment* const segment = best_free(needed_bytes)) return segment;
     auto grown = grow(needed_bytes);
@@ -213,6 +254,9 @@ Segment* SegmentPool::best_free(uint64_t needed_bytes) const {
     // A file that was cut off may have any size: it only goes.
     const bool usable = segment->size_bytes % kPageBytes == 0;
     if (segment->size_bytes < needed_bytes || (needed_bytes > 0 && !usable)) continue;
+    // Made for one large batch: as a segment of small ones it would retire too much at once.
+    const uint64_t large_bytes = 2 * std::max(needed_bytes, options_.segment_bytes);
+    if (needed_bytes > 0 && segment->size_bytes >= large_bytes) continue;
     if (best == nullptr || rank(*segment) < rank(*best)) best = segment.get();
   }
   return best;
@@ -249,12 +293,12 @@ Segment* SegmentPool::next_to_retire() const {
                     bytes_on_disk_ + options_.segment_bytes <= options_.capacity_bytes;
   if (room) return nullptr;
   // Whether it is pinned now says nothing about then.
-  const auto closed = [](const Segment* segment) {
-    return segment->state == Segment::State::kClosed && segment->writes_in_flight == 0;
-  };
-  const std::vector<Segment*> live = by_number();
-  const auto oldest = std::ranges::find_if(live, closed);
-  return oldest == live.end() ? nullptr : *oldest;
+  Segment* oldest = nullptr;
+  for (const auto& segment : segments_) {
+    if (segment->state != Segment::State::kClosed || segment->writes_in_flight > 0) continue;
+    if (oldest == nullptr || segment->number < oldest->number) oldest = segment.get();
+  }
+  return oldest;
 }
 
 uint64_t SegmentPool::unretirable_bytes() const {
@@ -285,7 +329,7 @@ Result<void> SegmentPool::remove(Segment& segment) {
 }
 
 void SegmentPool::remove_all() {
-  active_ = nullptr;
+  active_ = next_ = nullptr;
   for (const auto& segment : segments_) (void)directory_.remove_segment(segment->id);
   segments_.clear();
   map_.clear();

@@ -6,6 +6,9 @@
 // segment that may go. Its values become unfindable because its number leaves the map; the file is
 // overwritten in place, which flash and file system do faster than writing into new blocks.
 //
+// The next segment is chosen while the active one still has room, so that its header is durable
+// before a batch needs it. Its number is the newest, whatever is written to the active one.
+//
 // Not thread-safe.
 #pragma once
 
@@ -60,6 +63,10 @@ class SegmentPool {
   Result<void> check_room(uint64_t size_bytes, uint64_t records) const;
   // Room for a batch; counts it as a write in flight. kFull or kBusy as Store::put().
   Result<Place> place(uint64_t size_bytes, uint64_t records);
+  // Whether it is time to choose the segment after the active one.
+  bool wants_next() const;
+  // Chooses it, for batches of this size; right after place(), so that the active one does not go.
+  Result<Segment*> choose_next(uint64_t size_bytes, uint64_t records);
   // The batch could not be written: its space is free again, at once if it is the segment's last.
   void give_back(Segment& segment, uint64_t offset_bytes, uint64_t size_bytes, uint64_t records);
 
@@ -67,15 +74,19 @@ class SegmentPool {
   void deactivate(Segment& segment);
   // The segment's values are lost; nothing of it is in flight.
   void release(Segment& segment);
+  // The newest segments as long as nothing was written to them: their files are free again.
+  void release_unused();
   // Continues to fill a segment that was found when opening.
   void activate(Segment& segment) { active_ = &segment; }
   // Removes all files.
   void remove_all();
 
   Segment* active() const { return active_; }
+  Segment* next() const { return next_; }  // after the active one; nullptr: not chosen yet
   // Which segment goes when the active one is full; nullptr while there is other room.
   Segment* next_to_retire() const;
   const std::vector<std::unique_ptr<Segment>>& segments() const { return segments_; }
+  std::vector<Segment*> by_number() const;  // those that are not free, the oldest first
   uint64_t bytes_on_disk() const { return bytes_on_disk_; }
   uint64_t peak_bytes_on_disk() const { return peak_bytes_on_disk_; }
   uint64_t retired_values() const { return retired_values_; }
@@ -90,10 +101,10 @@ class SegmentPool {
   Result<NewFile> create_file(uint64_t size_bytes);
   Result<void> check_free_space(uint64_t size_bytes) const;
   void begin(Segment& segment);
+  void drop_next();
   Segment* best_free(uint64_t needed_bytes) const;
   bool may_retire(const Segment& segment) const;
   Segment* oldest_retirable() const;
-  std::vector<Segment*> by_number() const;
   uint64_t unretirable_bytes() const;
   void retire(Segment& segment);
   Result<void> remove(Segment& segment);
@@ -107,6 +118,7 @@ class SegmentPool {
   std::unordered_map<uint32_t, Segment*> map_;  // by number
   uint32_t last_number_ = 0;
   Segment* active_ = nullptr;
+  Segment* next_ = nullptr;
   uint64_t bytes_on_disk_ = 0;
   uint64_t untouchable_bytes_ = 0;  // of them
   uint64_t peak_bytes_on_disk_ = 0;

@@ -30,6 +30,11 @@ Result<void> transfer_now(io::Ring& ring, io::Request request, uint64_t deadline
   return *state->outcome;
 }
 
+void keep_open(std::shared_ptr<const void> file) {
+  static auto* const files = new std::vector<std::shared_ptr<const void>>();
+  files->push_back(std::move(file));
+}
+
 Result<std::span<const std::byte>> SegmentReader::bytes(uint64_t offset, uint64_t length) {
   HIFC_CHECK(offset % kPageBytes == 0 && length % kPageBytes == 0);
   const uint64_t size = options_.size_bytes / kPageBytes * kPageBytes;
@@ -70,8 +75,24 @@ Result<std::span<const std::byte>> SegmentReader::bytes(uint64_t offset, uint64_
 }
 
 Result<SegmentHeader> SegmentReader::header() {
+  if (options_.size_bytes < kSegmentHeaderBytes)
+    return failure(Code::kCorrupt, "the file is shorter than a header");
   HIFC_ASSIGN(const auto page, bytes(0, kSegmentHeaderBytes));
   return decode_segment_header(page);
+}
+
+SegmentReader::Origin SegmentReader::origin() {
+  const uint64_t pages = options_.size_bytes / kPageBytes;
+  if (pages == 0) return options_.size_bytes == 0 ? Origin::kEmpty : Origin::kForeign;
+  const auto first = bytes(0, kPageBytes);
+  const bool zero = first && is_unwritten(*first);
+  if (first && is_older_layout(*first)) return Origin::kOutdated;
+  if (first && !zero && looks_like_segment(*first)) return Origin::kDamaged;
+  const auto second = bytes(kSegmentHeaderBytes, kPageBytes);
+  if (second && looks_like_batch(*second)) return Origin::kDamaged;
+  const auto last = bytes((pages - 1) * kPageBytes, kPageBytes);
+  if (last && looks_like_checkpoint(*last)) return Origin::kDamaged;
+  return zero ? Origin::kUnwritten : Origin::kForeign;
 }
 
 std::optional<Checkpoint> SegmentReader::checkpoint(const SegmentContext& segment) {

@@ -19,6 +19,10 @@ namespace hifc::flash {
 Result<void> transfer_now(io::Ring& ring, io::Request request, uint64_t deadline_ns,
                           std::shared_ptr<io::AlignedMemory> memory);
 
+// Keeps a file, or what holds one, until the process ends and where it is: a request that did not
+// finish in time still points to it. One thread at a time.
+void keep_open(std::shared_ptr<const void> file);
+
 class SegmentReader {
  public:
   struct Options {
@@ -29,7 +33,8 @@ class SegmentReader {
   SegmentReader(Options options, io::Ring& ring) : options_(options), ring_(ring) {}
 
   // `length` bytes at `offset`, both multiples of kPageBytes; valid until the next call. Reading on
-  // from one call to the next costs one read in several MiB. kCorrupt beyond the file's end.
+  // from one call to the next costs one read in several MiB; elsewhere no more is read than that.
+  // kCorrupt beyond the file's end.
   Result<std::span<const std::byte>> bytes(uint64_t offset, uint64_t length);
 
   // A read has passed its deadline: what looked like damage since then need not be any.
@@ -37,6 +42,15 @@ class SegmentReader {
 
   // kUnsupported or kCorrupt as decode_segment_header().
   Result<SegmentHeader> header();
+  // Whose file it is, where header() says kCorrupt.
+  enum class Origin : uint8_t {
+    kForeign,
+    kEmpty,      // ours by its name, without a byte
+    kUnwritten,  // created, and nothing else
+    kOutdated,   // a segment of an older layout version
+    kDamaged,    // a segment of ours
+  };
+  Origin origin();
   // The checkpoint at the end of the file, if there is an intact one.
   std::optional<Checkpoint> checkpoint(const SegmentContext& segment);
 

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <atomic>
 #include <optional>
-#include <tuple>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "base/check.h"
@@ -42,10 +42,6 @@ constexpr size_t kWaitingMax = 128;
 constexpr size_t kRemovalsPerBatchMax = 4096;
 constexpr size_t kRemovalsMax = 1u << 20;
 
-struct KeyHash {
-  size_t operator()(const Key& key) const noexcept { return checksum(key); }
-};
-
 Result<void> validate(const StoreOptions& options) {
   if (options.capacity_bytes < kCapacityBytesMin)
     return failure(Code::kInvalid, fmt::format("a flash capacity of {} is below the minimum of {}",
@@ -56,12 +52,6 @@ Result<void> validate(const StoreOptions& options) {
                    fmt::format("flash segments of {} are below the minimum of {}",
                                format_size(options.segment_bytes), format_size(kSegmentBytesMin)));
   return {};
-}
-
-// At least four segments, so that retiring one leaves most of the values.
-uint64_t segment_bytes(const StoreOptions& options) {
-  const uint64_t bytes = std::min(options.segment_bytes, options.capacity_bytes / 4);
-  return std::max(kSegmentBytesMin, bytes / kPageBytes * kPageBytes);
 }
 
 SegmentPool::Options pool_options(const StoreOptions& options) {
@@ -75,15 +65,6 @@ SegmentPool::Options pool_options(const StoreOptions& options) {
 const Clock& clock_of(const StoreOptions& options) {
   static const SystemClock system;
   return options.clock != nullptr ? *options.clock : system;
-}
-
-bool newer(const Location& a, const Location& b) {
-  return std::tuple(a.segment, a.batch_page, a.value) >
-         std::tuple(b.segment, b.batch_page, b.value);
-}
-
-bool aligned(const std::byte* memory) {
-  return reinterpret_cast<uintptr_t>(memory) % io::kAlignment == 0;
 }
 
 std::unexpected<Error> misaligned(const std::byte* memory) {
@@ -100,6 +81,12 @@ RemovalRecord removal_of(const Key& key, const Location& location) {
 }
 
 }  // namespace
+
+// At least four segments, so that retiring one leaves most of the values.
+uint64_t segment_bytes(const StoreOptions& options) {
+  const uint64_t bytes = std::min(options.segment_bytes, options.capacity_bytes / 4);
+  return std::max(kSegmentBytesMin, bytes / kPageBytes * kPageBytes);
+}
 
 class Store::Impl {
  public:
@@ -143,13 +130,12 @@ class Store::Impl {
  private:
   void report(const Recovery& recovery);
   void index_segment(Segment& segment);
-  Result<void> append(BatchContents contents, std::vector<iovec> payload, PutDone done);
+  Result<void> append(const BatchShape& shape, const std::vector<PutValue>& values, PutDone done);
   Result<void> check_room(const BatchContents& contents);
   Result<void> write_again(const BatchShape& shape, std::vector<Reinserter::Copy> copies,
                            std::move_only_function<void()> done);
   void commit_copies(const Batch& batch);
   std::vector<Handle> commit(const std::shared_ptr<Batch>& batch);
-  void add_removals(BatchContents& contents) const;
   void record_removal(const Key& key, const Location& location);
   void insert(const Key& key, const Location& location);
   bool forget(const Key& key, const Location& location);
@@ -189,10 +175,7 @@ Result<void> Store::Impl::recover(io::Ring& ring) {
   pool_.adopt({.segments = std::move(recovery.segments),
                .untouchable_bytes = recovery.untouchable_bytes,
                .numbers_lost = recovery.damaged_headers > 0});
-  std::vector<Segment*> live;
-  for (const auto& segment : pool_.segments())
-    if (!segment->free()) live.push_back(segment.get());
-  std::ranges::sort(live, {}, &Segment::number);
+  const std::vector<Segment*> live = pool_.by_number();
   for (Segment* const segment : live) index_segment(*segment);
   for (const Segment* const segment : live)
     statistics_.recovered_values += segment->findable_values;
@@ -231,9 +214,7 @@ void Store::Impl::index_segment(Segment& segment) {
       if (present && !newer(*present, removed)) forget(entry.key, *present);
     }
   }
-  if (segment.state != Segment::State::kClosed) return;
-  segment.entries = {};
-  segment.durable_entries = 0;
+  if (segment.state == Segment::State::kClosed) segment.clear_entries();
 }
 
 void Store::Impl::close() {
@@ -257,41 +238,40 @@ Result<void> Store::Impl::put(const BatchShape& shape, std::vector<PutValue> val
   HIFC_TRY(transfers_.admit(io::Operation::kWrite));
   if (log_.waiting() >= kWaitingMax)
     return failure(Code::kBusy, fmt::format("{} batches wait for the flash device", kWaitingMax));
-  // Before the checksums: it may be tried again and again.
-  BatchContents contents = batch_contents(shape, values);
-  add_removals(contents);
-  HIFC_TRY(check_room(contents));
-  add_checksums(contents, values);
-  return append(std::move(contents), payload_vectors(shape, values), std::move(done));
+  return append(shape, values, std::move(done));
 }
 
 // What has been removed since the last batch rides along.
-Result<void> Store::Impl::append(BatchContents contents, std::vector<iovec> payload, PutDone done) {
-  add_removals(contents);
-  HIFC_TRY(check_room(contents));
-  const uint64_t payload_bytes = contents.payload_bytes();
-  const std::vector<RemovalRecord> carried = contents.removals;
-  HIFC_TRY(log_.append(std::move(contents), std::move(payload),
-                       [this, payload_bytes, removals = carried,
-                        done = std::move(done)](Result<std::shared_ptr<Batch>> batch) mutable {
-                         if (!batch) {
-                           ++statistics_.failed_puts;
-                           if (!removals.empty()) ++removal_failures_;
-                           removals_.insert(removals_.begin(), removals.begin(), removals.end());
-                           return done(std::unexpected(std::move(batch).error()));
-                         }
-                         statistics_.payload_bytes_put += payload_bytes;
-                         reinserter_.put(payload_bytes);
-                         done(commit(*batch));
-                       }));
-  removals_.erase(removals_.begin(), removals_.begin() + static_cast<ptrdiff_t>(carried.size()));
-  return {};
-}
-
-void Store::Impl::add_removals(BatchContents& contents) const {
-  const size_t count = std::min(removals_.size(), kRemovalsPerBatchMax);
-  contents.removals.assign(removals_.begin(), removals_.begin() + static_cast<ptrdiff_t>(count));
+Result<void> Store::Impl::append(const BatchShape& shape, const std::vector<PutValue>& values,
+                                 PutDone done) {
+  BatchContents contents = batch_contents(shape, values);
+  const size_t carried = std::min(removals_.size(), kRemovalsPerBatchMax);
+  std::vector<RemovalRecord> removals(removals_.begin(),
+                                      removals_.begin() + static_cast<ptrdiff_t>(carried));
+  contents.removals = removals;
   contents.lay_out();
+  // Before the checksums: it may be tried again and again.
+  HIFC_TRY(check_room(contents));
+  add_checksums(contents, values);
+  const uint64_t payload_bytes = contents.payload_bytes();
+  auto appended =
+      log_.append(std::move(contents), payload_vectors(shape, values),
+                  [this, payload_bytes, removals = std::move(removals),
+                   done = std::move(done)](Result<std::shared_ptr<Batch>> batch) mutable {
+                    if (!batch) {
+                      ++statistics_.failed_puts;
+                      if (!removals.empty()) ++removal_failures_;
+                      removals_.insert(removals_.begin(), removals.begin(), removals.end());
+                      return done(std::unexpected(std::move(batch).error()));
+                    }
+                    statistics_.payload_bytes_put += payload_bytes;
+                    reinserter_.put(payload_bytes);
+                    done(commit(*batch));
+                  });
+  HIFC_TRY(appended);
+  log_.open_ahead((*appended)->contents);
+  removals_.erase(removals_.begin(), removals_.begin() + static_cast<ptrdiff_t>(carried));
+  return {};
 }
 
 // What was only used lately does not keep a segment.
@@ -340,9 +320,9 @@ Result<void> Store::Impl::write_again(const BatchShape& shape, std::vector<Reins
                                       std::move_only_function<void()> done) {
   HIFC_TRY(transfers_.admit(io::Operation::kWrite));
   // A value that is being put under the same key is newer, but would stand before the copy.
-  std::unordered_map<Key, bool, KeyHash> pending;
+  std::unordered_set<Key, KeyHash> pending;
   log_.each_pending([&](const BatchContents& contents) {
-    for (const ValueRecord& value : contents.values) pending[value.key] = true;
+    for (const ValueRecord& value : contents.values) pending.insert(value.key);
   });
   std::vector<PutValue> values;
   for (Reinserter::Copy& copy : copies)
@@ -353,6 +333,7 @@ Result<void> Store::Impl::write_again(const BatchShape& shape, std::vector<Reins
     return {};
   }
   BatchContents contents = batch_contents(shape, values);
+  contents.lay_out();
   // It takes what room there is: nothing goes for the sake of a copy.
   if (pool_.needs_segment(contents.size_bytes(), values.size()))
     return failure(Code::kFull, "the active segment has no room for copies");
@@ -412,8 +393,7 @@ Result<void> Store::Impl::flush(FlushDone done) {
   HIFC_CHECK(done != nullptr);
   HIFC_TRY(transfers_.admit(io::Operation::kSync));
   while (!removals_.empty())
-    HIFC_TRY(append({.shape = {.lanes = 1, .chunk_bytes = static_cast<uint32_t>(kPageBytes)}}, {},
-                    [](const auto&) {}));
+    HIFC_TRY(append({.lanes = 1, .chunk_bytes = kPageBytes}, {}, [](const auto&) {}));
   const uint64_t failures = removal_failures_ - (std::exchange(removal_lost_, false) ? 1 : 0);
   log_.flush([this, failures, done = std::move(done)](Result<void> result) mutable {
     // The batch that carried removals has failed, and they wait for another one.
@@ -466,7 +446,8 @@ Result<void> Store::Impl::validate_run(uint32_t lane, std::span<const LaneRead> 
     if (lane >= handle->lanes())
       return failure(Code::kInvalid,
                      fmt::format("lane {} of a value that has {}", lane, handle->lanes()));
-    if (run[i].memory == nullptr || !aligned(run[i].memory)) return misaligned(run[i].memory);
+    if (run[i].memory == nullptr || !io::is_aligned(run[i].memory))
+      return misaligned(run[i].memory);
     if (i > 0 && !handle->follows(*run[i - 1].handle))
       return failure(Code::kInvalid, "values of one read do not follow each other on flash");
   }
@@ -492,7 +473,7 @@ Result<void> Store::Impl::read(const Handle& handle, const Range& range, std::by
   HIFC_CHECK(done != nullptr);
   if (!handle) return failure(Code::kInvalid, "a read of a value that is not stored");
   HIFC_TRY(validate(range, handle));
-  if (memory == nullptr || !aligned(memory)) return misaligned(memory);
+  if (memory == nullptr || !io::is_aligned(memory)) return misaligned(memory);
   HIFC_TRY(transfers_.admit(io::Operation::kRead));
   const uint64_t lane = handle.batch_->contents.lane_offset_bytes(range.lane, handle.value_);
   start_read(handle, lane + range.offset_bytes, {{memory, range.size_bytes}}, std::move(done),

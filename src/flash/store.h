@@ -36,6 +36,11 @@ namespace hifc::flash {
 
 using Key = std::array<std::byte, 32>;
 
+// Good for keys that are not digests too.
+struct KeyHash {
+  size_t operator()(const Key& key) const noexcept;
+};
+
 struct StoreOptions {
   std::string directory;        // created with mode 0700 if missing; one owner at a time
   uint64_t capacity_bytes = 0;  // hard limit on everything this store keeps in the directory
@@ -53,6 +58,9 @@ struct StoreOptions {
   io::FileSystem* file_system = nullptr;  // nullptr: the system's
   const Clock* clock = nullptr;           // nullptr: the system's
 };
+
+// How large the segments of such a store are.
+uint64_t segment_bytes(const StoreOptions& options);
 
 struct BatchShape {
   uint32_t lanes = 0;        // of every value

@@ -18,6 +18,10 @@ constexpr const char* kDirectory = "/store";
 
 Simulation::Simulation(const SimulationOptions& options)
     : options_(options), random_(options.seed), disk_({.seed = options.seed}) {
+  draw_sizes();
+}
+
+void Simulation::draw_sizes() {
   capacity_bytes_ = (128u << 10) + draw(1u << 20) / 4096 * 4096;
   segment_bytes_ = (16u << 10) + draw(256u << 10) / 4096 * 4096;
 }
@@ -375,12 +379,11 @@ void Simulation::damage() {
 }
 
 void Simulation::change_capacity() {
-  capacity_bytes_ = (128u << 10) + draw(1u << 20) / 4096 * 4096;
-  segment_bytes_ = (16u << 10) + draw(256u << 10) / 4096 * 4096;
   ring_->set_plan({.seed = random_()});
   ring_->release_hung();
   wait_all();
   if (!disk_.powered()) return;
+  draw_sizes();
   // The oldest may have to go: what is lost at this opening may be lost.
   possible_.clear();
   for (uint64_t id = 0; id < kKeys; ++id) {

@@ -77,6 +77,7 @@ class Simulation {
   void crash();
   void damage();
   void change_capacity();
+  void draw_sizes();
   void finish();
   void wait_all();
 

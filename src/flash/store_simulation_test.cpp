@@ -92,7 +92,7 @@ TEST(StoreSimulationCrash, LosesNothingDurableAtAnyOperation) {
       whole.run();
       operations = whole.disk_operations();
     }
-    EXPECT_GT(operations, 30u);
+    EXPECT_GT(operations, 20u);
     for (uint64_t crash_after = 1; crash_after <= operations && !HasFailure(); ++crash_after)
       run({.seed = seed, .fault_chance = 0, .crash_after = crash_after, .steps = kCrashSteps});
   }

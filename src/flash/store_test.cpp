@@ -117,8 +117,10 @@ TEST_P(StoreTest, WritesAreAtLeastFourMebibytesWhereTheBatchIs) {
     const uint64_t count = (16 * kMiB) / (shape.lanes * shape.lane_bytes) + 1;
     const StoreStatistics before = store().statistics();
     ASSERT_TRUE(h().put(TestBatch(shape, id_range(0, count))));
-    const uint64_t writes = store().statistics().writes - before.writes;
-    const uint64_t bytes = store().statistics().written_bytes - before.written_bytes;
+    const StoreStatistics& after = store().statistics();
+    const uint64_t headers = after.segments - before.segments;
+    const uint64_t writes = after.writes - before.writes - headers;
+    const uint64_t bytes = after.written_bytes - before.written_bytes;
     EXPECT_LE(writes, bytes / (4 * kMiB) + 1) << "all but the last have 4 MiB";
     EXPECT_GE(writes, 2u) << "several are in flight together";
     EXPECT_TRUE(h().findable_and_intact(shape, count - 1));
@@ -140,6 +142,36 @@ TEST_P(StoreTest, AValueOf128MebibytesFits) {
 }
 
 // Flash for 64 small values, 1,000 put: the oldest go, segment by segment.
+TEST_P(StoreTest, ASegmentMadeForALargeBatchDoesNotStay) {
+  h().open(256 * kMiB, 16 * kMiB);
+  const ValueShape large{.lanes = 1, .lane_bytes = 48 << 20, .chunk_bytes = 1 << 20};
+  const ValueShape small{.lanes = 1, .lane_bytes = 4 << 20, .chunk_bytes = 1 << 20};
+  ASSERT_TRUE(h().put(TestBatch(large, {0})));
+  for (uint64_t id = 1; id <= 100; ++id) ASSERT_TRUE(h().put(TestBatch(small, {id})));
+  EXPECT_FALSE(h().contains(0));
+  for (const auto& entry : std::filesystem::directory_iterator(h().path()))
+    EXPECT_LE(entry.file_size(), 16 * kMiB) << entry.path();
+  h().check_bytes();
+}
+
+TEST_P(StoreTest, TheNextSegmentIsOpenedBeforeTheActiveOneIsFull) {
+  h().open(256 * kMiB, 16 * kMiB);
+  const ValueShape shape{.lanes = 1, .lane_bytes = 1 << 20, .chunk_bytes = 64 << 10};
+  for (uint64_t id = 0; id < 8; ++id) ASSERT_TRUE(h().put(TestBatch(shape, {id})));
+  EXPECT_EQ(store().statistics().segments, 1u);
+  for (uint64_t id = 8; id < 13; ++id) ASSERT_TRUE(h().put(TestBatch(shape, {id})));
+  EXPECT_EQ(store().statistics().segments, 2u);
+  // Nothing was written to the second one: the first goes on being filled.
+  h().store.reset();
+  h().open(256 * kMiB, 16 * kMiB);
+  for (uint64_t id = 13; id < 15; ++id) ASSERT_TRUE(h().put(TestBatch(shape, {id})));
+  for (uint64_t id = 15; id < 20; ++id) ASSERT_TRUE(h().put(TestBatch(shape, {id})));
+  EXPECT_EQ(store().statistics().segments, 2u);
+  h().store.reset();
+  h().open(256 * kMiB, 16 * kMiB);
+  for (uint64_t id = 0; id < 20; ++id) EXPECT_TRUE(h().findable_and_intact(shape, id)) << id;
+}
+
 TEST_P(StoreTest, TheOldestValuesMakeRoomAndBytesStayBelowTheCapacity) {
   const ValueShape shape{.lanes = 2, .lane_bytes = 8192, .chunk_bytes = 8192};
   h().open(64 * 2 * 8192);

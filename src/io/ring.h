@@ -25,6 +25,10 @@ namespace hifc::io {
 // Offsets, lengths and memory of every transfer are multiples of this (O_DIRECT on 4 KiB sectors).
 inline constexpr size_t kAlignment = 4096;
 
+inline bool is_aligned(const void* memory) {
+  return reinterpret_cast<uintptr_t>(memory) % kAlignment == 0;
+}
+
 // An open file. Closes on destruction; must outlive the requests submitted on it.
 class File {
  public:
