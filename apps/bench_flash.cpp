@@ -163,7 +163,7 @@ class FlashBench {
     HIFC_ASSIGN(round.fio, run_fio({.directory = scratch_.path(),
                                     .files = with.files,
                                     .pattern = with.pattern,
-                                    .file_bytes = size_bytes(),
+                                    .file_bytes = with.files.empty() ? size_bytes() : 0,
                                     .block_bytes = with.block_bytes,
                                     .depth = with.depth,
                                     .seconds = options_.seconds}));

@@ -119,6 +119,8 @@ Result<FioResult> run_fio(const FioOptions& options) {
     std::string names;
     for (const std::string& file : options.files)
       names += (names.empty() ? "" : ":") + escaped(file);
+    if (options.file_bytes > 0)
+      words.push_back(fmt::format("--size={}", options.file_bytes * options.files.size()));
     const bool random = options.pattern == FioPattern::kRandomRead;
     words.insert(words.end(),
                  {"--readonly", "--filename=" + names,

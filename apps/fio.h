@@ -21,7 +21,8 @@ struct FioOptions {
   // To be read instead of a file of fio's own: drives read some extents faster than others.
   std::vector<std::string> files = {};
   FioPattern pattern = FioPattern::kRead;
-  uint64_t file_bytes = 0;   // the working set of its own file: hosts cache small ones
+  // The working set: hosts cache small ones. Of given files, what is read of each; 0: all.
+  uint64_t file_bytes = 0;
   uint64_t block_bytes = 0;  // of one transfer; rounded to 4 KiB
   uint32_t depth = 1;
   double seconds = 1;
