@@ -8,6 +8,7 @@ namespace hifc::apps {
 void add_bench_command(CLI::App& app, Action& chosen) {
   CLI::App* bench = app.add_subcommand("bench", "Measure HiFC against its baselines");
   bench->require_subcommand(1);
+  add_bench_attention(*bench, chosen);
   add_bench_decode(*bench, chosen);
   add_bench_prefill(*bench, chosen);
   add_bench_flash(*bench, chosen);

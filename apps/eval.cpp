@@ -142,7 +142,7 @@ class Eval {
   Result<void> piece(size_t at) {
     const size_t count = std::min<size_t>(piece_tokens_, tokens_.size() - at);
     const auto tokens = std::span(tokens_).subspan(at, count);
-    HIFC_TRY(hifc_->step(tokens, engine::Outputs::kAll));
+    HIFC_TRY(hifc_->step(tokens, engine::Outputs::kAll, cache::StepKind::kPrompt));
     for (auto& run : llama_) HIFC_TRY(run->step(tokens, /*all_outputs=*/true));
     // The text's last token has nothing to predict.
     const auto rows = static_cast<uint32_t>(std::min(count, tokens_.size() - 1 - at));

@@ -98,6 +98,8 @@ struct CacheSetup {
   uint32_t threads = 1;
   PrefetchOptions prefetch = {};
   const std::atomic<bool>* cancelled = nullptr;
+  uint32_t generated_from = 0;  // position of the first token that is not of a prompt
+  kernels::Rounding rounding = kernels::Rounding::kFastest;
 };
 
 inline CacheSetup in_memory(const kv::ModelShape& shape, uint32_t tokens,
@@ -137,7 +139,7 @@ class Session {
                                           .clock = setup_.clock};
     HIFC_ASSIGN(tiers, setup_.own_ring != nullptr ? tier::Tiers::create(options, *setup_.own_ring)
                                                   : tier::Tiers::create(options));
-    HIFC_ASSIGN(const kernels::Kernels* kernels, kernels::select_kernels());
+    HIFC_ASSIGN(const kernels::Kernels* kernels, kernels::select_kernels(setup_.rounding));
     HIFC_ASSIGN(cache, KvCache::create({.shape = inputs_.shape,
                                         .block_tokens = setup_.block_tokens,
                                         .fingerprint = {setup_.fingerprint},
@@ -167,7 +169,9 @@ class Session {
 
   // One step of the protocol, aborted if it fails.
   Result<void> step(uint32_t position, uint32_t count) {
-    cache->begin_step(position, std::span(inputs_.tokens).subspan(position, count));
+    const StepKind kind =
+        position < setup_.generated_from ? StepKind::kPrompt : StepKind::kGeneration;
+    cache->begin_step(position, std::span(inputs_.tokens).subspan(position, count), kind);
     for (uint32_t layer = 0; layer < inputs_.shape.layers; ++layer) {
       float* out = outputs.data() + inputs_.out_offset(layer, position);
       if (auto outcome = cache->attend(inputs_.at(layer, position, out)); !outcome) {
@@ -311,8 +315,10 @@ inline ::testing::AssertionResult same_bits(const Inputs& inputs, const Outputs&
 }
 
 // The outputs of the same inputs with all KV in memory.
-inline Outputs undamaged(const Inputs& inputs) {
-  Session session(inputs, in_memory(inputs.shape, inputs.length));
+inline Outputs undamaged(const Inputs& inputs, uint32_t generated_from = 0) {
+  CacheSetup setup = in_memory(inputs.shape, inputs.length);
+  setup.generated_from = generated_from;
+  Session session(inputs, setup);
   EXPECT_TRUE(session.open());
   EXPECT_TRUE(session.advance(inputs.length, 256));
   return std::move(session.outputs);

@@ -97,9 +97,9 @@ uint32_t KvCache::first_split(uint32_t layer) const {
   return all ? 0 : (step_.position + 1 - window) / kSplitTokens;
 }
 
-void KvCache::begin_step(uint32_t position, std::span<const int32_t> tokens) {
+void KvCache::begin_step(uint32_t position, std::span<const int32_t> tokens, StepKind kind) {
   HIFC_CHECK(!tokens.empty());
-  step_ = {.position = position, .tokens = {tokens.begin(), tokens.end()}};
+  step_ = {.position = position, .tokens = {tokens.begin(), tokens.end()}, .kind = kind};
   step_.recompute = position < length();
   if (step_.recompute) {
     drop_read_ahead();
@@ -217,8 +217,11 @@ Result<void> KvCache::stream(const LayerInput& input) {
        ++unit)
     pending.push_back(unit);
   prefetcher_.begin_layer(layer);
-  attention_.begin(input, step_.position, static_cast<uint32_t>(step_.tokens.size()), first_split,
-                   last_split);
+  attention_.begin(input, {.kind = step_.kind,
+                           .position = step_.position,
+                           .tokens = static_cast<uint32_t>(step_.tokens.size()),
+                           .first_split = first_split,
+                           .last_split = last_split});
   while (!pending.empty()) {
     tiers_.poll();
     prefetcher_.pump();

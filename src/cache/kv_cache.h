@@ -1,6 +1,6 @@
 // The KV cache of one sequence over the tiers: what the engine talks to.
 //
-//   begin_step(position, tokens)
+//   begin_step(position, tokens, kind)
 //   attend(layer 0) ... attend(layer n-1)     in layer order, each exactly once
 //   end_step()                                 or abort_step() after a failure
 //
@@ -83,7 +83,8 @@ class KvCache {
   // The step computes `tokens` at [position, position + tokens): either the next ones (position ==
   // length(), and there is no first_lost_group(): ask before each step, since reading ahead may
   // lose a group between steps), or tokens of the first lost group in order.
-  void begin_step(uint32_t position, std::span<const int32_t> tokens);
+  // `kind`: of tokens that are computed again kPrompt.
+  void begin_step(uint32_t position, std::span<const int32_t> tokens, StepKind kind);
   Result<void> attend(const LayerInput& input);
   void end_step();
   void abort_step();
@@ -128,6 +129,7 @@ class KvCache {
   struct Step {
     uint32_t position = 0;
     std::vector<int32_t> tokens;
+    StepKind kind = StepKind::kGeneration;
     bool recompute = false;
     uint32_t end() const { return position + static_cast<uint32_t>(tokens.size()); }
   };

@@ -221,7 +221,8 @@ TEST_F(KvCacheFault, DamageFoundOnlyByReadingAheadIsReported) {
     }});
     const uint32_t position = session.cache->length();
     Outputs out(in.q_row());
-    session.cache->begin_step(position, std::span(in.tokens).subspan(position, 1));
+    session.cache->begin_step(position, std::span(in.tokens).subspan(position, 1),
+                              StepKind::kGeneration);
     for (uint32_t layer = 0; layer < 3; ++layer)
       ASSERT_TRUE(session.cache->attend(in.at(layer, position, out.data())));
     armed = true;
@@ -344,7 +345,8 @@ TEST_F(KvCacheFault, ACancelledStepCanBeRepeated) {
       SCOPED_TRACE(fmt::format("chunks of {}, before layer {}", chunk, stop));
       const uint32_t position = session.cache->length();
       Outputs out(chunk * in_.q_row());
-      session.cache->begin_step(position, std::span(in_.tokens).subspan(position, chunk));
+      session.cache->begin_step(position, std::span(in_.tokens).subspan(position, chunk),
+                                StepKind::kGeneration);
       for (uint32_t layer = 0; layer < stop; ++layer)
         ASSERT_TRUE(session.cache->attend(in_.at(layer, position, out.data())));
       cancelled = true;

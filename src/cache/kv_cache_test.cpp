@@ -82,15 +82,17 @@ uint32_t length_for(uint32_t block_tokens) {
   return block_tokens <= 128 ? 450 : 2 * block_tokens + 117;
 }
 
-void expect_same_everywhere(kv::ModelShape shape, float softcap = 0.0f) {
+void expect_same_everywhere(kv::ModelShape shape, float softcap = 0.0f,
+                            uint32_t generated_from = 0) {
   const Inputs in(std::move(shape), length_for(512), 11, softcap);
-  const Outputs expected = undamaged(in);
+  const Outputs expected = undamaged(in, generated_from);
   expect_close_to_reference(in, expected);
   uint32_t turn = 0;
   for (const uint32_t block_tokens : {64u, 128u, 256u, 512u})
     for (const uint32_t chunk : {1u, 37u, 64u, 200u, 256u}) {
       const uint32_t until = length_for(block_tokens);
       CacheSetup setup = minimum(in.shape, block_tokens, chunk);
+      setup.generated_from = generated_from;
       setup.ring.backend =
           turn % 2 == 0 ? io::RingOptions::Backend::kAutomatic : io::RingOptions::Backend::kThreads;
       setup.threads = 1 + turn % 3;
@@ -103,6 +105,7 @@ void expect_same_everywhere(kv::ModelShape shape, float softcap = 0.0f) {
       setup.hot_frames = groups * in.shape.layers / 2;
       expect_same(in, expected, setup, until, chunk);
       setup = in_memory(in.shape, until, block_tokens);
+      setup.generated_from = generated_from;
       setup.threads = 1 + (turn + 1) % 3;
       expect_same(in, expected, setup, until, chunk);
     }
@@ -116,6 +119,13 @@ TEST(KvCache, GivesTheSameBitsWhereverBlocksAre) {
 TEST(KvCache, GivesTheSameBitsWithGroupedQueriesAndWindows) {
   expect_same_everywhere(
       {.layers = 4, .query_heads = 3, .kv_heads = 1, .head_dim = 80, .window = {0, 96, 0, 300}});
+}
+
+// Whose kernels may be others than those of generated tokens.
+TEST(KvCache, GivesTheSameBitsForPrompts) {
+  expect_same_everywhere(
+      {.layers = 4, .query_heads = 6, .kv_heads = 2, .head_dim = 80, .window = {0, 96, 0, 300}},
+      0.0f, UINT32_MAX);
 }
 
 TEST(KvCache, GivesTheSameBitsWithSoftcap) {
@@ -153,7 +163,7 @@ TEST(KvCache, TakesTensorsByTheirStrides) {
   LayerInput input = turned.at(0, 0, session.outputs.data());
   input.q_token_stride = input.k_token_stride = input.v_token_stride = 64;
   input.q_head_stride = input.k_head_stride = input.v_head_stride = in.length * size_t{64};
-  session.cache->begin_step(0, in.tokens);
+  session.cache->begin_step(0, in.tokens, StepKind::kGeneration);
   ASSERT_TRUE(session.cache->attend(input));
   session.cache->end_step();
   EXPECT_TRUE(same_bits(in, expected, session.outputs, in.length));

@@ -15,18 +15,21 @@ using kernels::kSplitTokens;
 // Up to here every split keeps partials of its own, which makes (split, KV head) the unit of work:
 // enough of them for all threads even with one query token.
 constexpr uint32_t kFewRows = 48;
-// Rows of one prefill task: decoding a page costs about 1/24 of computing 96 rows on it, and the
-// rows' scores of one split (96 KiB) stay in L2.
-constexpr uint32_t kTileRows = 96;
 constexpr size_t kScratchAlignment = 64;
+
+size_t kernel_bytes(const kernels::Kernels& kernels, uint32_t head_dim) {
+  const kernels::HeadParameters head{.head_dim = head_dim};
+  const uint32_t rows = std::max(kFewRows, kernels.tile_rows);
+  return std::max(kernels.scratch_bytes(head, rows), kernels.prompt_scratch_bytes(head, rows));
+}
 
 }  // namespace
 
 // One thread's memory, cut from scratch_[thread].
 struct TieredAttention::Scratch {
   std::byte* kernel;
-  uint32_t* begin;  // [kTileRows]
-  uint32_t* end;    // [kTileRows]
+  uint32_t* begin;  // [rows]
+  uint32_t* end;    // [rows]
   kernels::Partials partials;
 };
 
@@ -37,9 +40,9 @@ TieredAttention::TieredAttention(const kernels::Kernels& kernels, const kv::Mode
       parallel_(parallel),
       group_size_(shape.query_heads / shape.kv_heads) {
   HIFC_CHECK(shape.query_heads % shape.kv_heads == 0);
-  const kernels::HeadParameters head{.head_dim = shape.head_dim};
-  const size_t bytes = kernels_.scratch_bytes(head, kTileRows) +
-                       kTileRows * (2 * sizeof(uint32_t) + (shape.head_dim + 2) * sizeof(float)) +
+  const size_t rows = std::max(kFewRows, tile_rows());
+  const size_t bytes = kernel_bytes(kernels_, shape.head_dim) +
+                       rows * (2 * sizeof(uint32_t) + (shape.head_dim + 2) * sizeof(float)) +
                        4 * kScratchAlignment;
   scratch_.assign(parallel.threads(), std::vector<std::byte>(bytes));
 }
@@ -55,12 +58,13 @@ TieredAttention::Scratch TieredAttention::scratch(uint32_t thread) {
     return taken;
   };
   Scratch scratch;
-  scratch.kernel = static_cast<std::byte*>(take(kernels_.scratch_bytes(head_, kTileRows)));
-  scratch.begin = static_cast<uint32_t*>(take(2 * kTileRows * sizeof(uint32_t)));
-  scratch.end = scratch.begin + kTileRows;
-  scratch.partials.o = static_cast<float*>(take(kTileRows * (shape_.head_dim + 2) * sizeof(float)));
-  scratch.partials.max = scratch.partials.o + size_t{kTileRows} * shape_.head_dim;
-  scratch.partials.sum = scratch.partials.max + kTileRows;
+  const size_t rows = std::max(kFewRows, tile_rows());
+  scratch.kernel = static_cast<std::byte*>(take(kernel_bytes(kernels_, shape_.head_dim)));
+  scratch.begin = static_cast<uint32_t*>(take(2 * rows * sizeof(uint32_t)));
+  scratch.end = scratch.begin + rows;
+  scratch.partials.o = static_cast<float*>(take(rows * (shape_.head_dim + 2) * sizeof(float)));
+  scratch.partials.max = scratch.partials.o + rows * shape_.head_dim;
+  scratch.partials.sum = scratch.partials.max + rows;
   return scratch;
 }
 
@@ -78,28 +82,28 @@ kernels::Partials TieredAttention::split_partials(uint32_t split, uint32_t kv_he
 }
 
 uint32_t TieredAttention::tiles() const {
-  return (rows_ + kTileRows - 1) / kTileRows;
+  return (rows_ + tile_rows() - 1) / tile_rows();
 }
 
-void TieredAttention::begin(const LayerInput& input, uint32_t position, uint32_t tokens,
-                            uint32_t first_split, uint32_t last_split) {
+void TieredAttention::begin(const LayerInput& input, const Span& span) {
   input_ = input;
   head_ = {.head_dim = shape_.head_dim, .scale = input.scale, .softcap = input.softcap};
-  position_ = position, tokens_ = tokens, rows_ = tokens * group_size_;
+  kind_ = span.kind;
+  position_ = span.position, tokens_ = span.tokens, rows_ = span.tokens * group_size_;
   window_ = shape_.window[input.layer];
-  first_split_ = first_split, last_split_ = last_split;
+  first_split_ = span.first_split, last_split_ = span.last_split;
   few_ = rows_ <= kFewRows;
   fresh_ = true;
   q_.resize(size_t{shape_.kv_heads} * rows_ * shape_.head_dim);
   state_.resize(size_t{shape_.kv_heads} * rows_ * (shape_.head_dim + 2));
   if (few_) {
-    partials_.resize(size_t{last_split - first_split} * state_.size());
+    partials_.resize(size_t{last_split_ - first_split_} * state_.size());
     for (uint32_t h = 0; h < shape_.kv_heads; ++h) pack_rows(h, 0, rows_);
     return;
   }
   parallel_.run(shape_.kv_heads * tiles(), [&](uint32_t task, uint32_t) {
-    const uint32_t first = task / shape_.kv_heads * kTileRows;
-    pack_rows(task % shape_.kv_heads, first, std::min(kTileRows, rows_ - first));
+    const uint32_t first = task / shape_.kv_heads * tile_rows();
+    pack_rows(task % shape_.kv_heads, first, std::min(tile_rows(), rows_ - first));
   });
 }
 
@@ -137,6 +141,13 @@ void TieredAttention::compute(std::span<const uint32_t> splits, PageSource pages
   few_ ? compute_few(splits, pages) : compute_many(splits, pages);
 }
 
+void TieredAttention::attend(const kernels::SplitPages& pages, const kernels::QueryRows& rows,
+                             const Scratch& scratch, const kernels::Partials& out) const {
+  const bool prompt = kind_ == StepKind::kPrompt;
+  const auto kernel = prompt ? kernels_.attend_split_prompt : kernels_.attend_split;
+  kernel(head_, pages, rows, scratch.kernel, out);
+}
+
 void TieredAttention::compute_few(std::span<const uint32_t> splits, PageSource pages) {
   const uint32_t kv_heads = shape_.kv_heads;
   const auto task = [&](uint32_t index, uint32_t thread) {
@@ -147,7 +158,7 @@ void TieredAttention::compute_few(std::span<const uint32_t> splits, PageSource p
                                   .q = q_.data() + size_t{h} * rows_ * shape_.head_dim,
                                   .begin = scratch.begin,
                                   .end = scratch.end};
-    kernels_.attend_split(head_, pages(split, h), rows, scratch.kernel, split_partials(split, h));
+    attend(pages(split, h), rows, scratch, split_partials(split, h));
   };
   const auto count = static_cast<uint32_t>(splits.size()) * kv_heads;
   // Waking the pool costs more than one split of few rows.
@@ -160,7 +171,7 @@ void TieredAttention::compute_many(std::span<const uint32_t> splits, PageSource 
   parallel_.run(kv_heads * tiles(), [&](uint32_t task, uint32_t thread) {
     // The last tile sees the most tokens: it goes first, so that no thread ends alone with it.
     const uint32_t tile = tiles() - 1 - task / kv_heads, h = task % kv_heads;
-    const uint32_t first = tile * kTileRows, count = std::min(kTileRows, rows_ - first);
+    const uint32_t first = tile * tile_rows(), count = std::min(tile_rows(), rows_ - first);
     Scratch scratch = this->scratch(thread);
     const kernels::Partials into = state(h, first);
     bool empty = fresh_;
@@ -171,8 +182,7 @@ void TieredAttention::compute_many(std::span<const uint32_t> splits, PageSource 
                                     .q = q_.data() + (size_t{h} * rows_ + first) * shape_.head_dim,
                                     .begin = scratch.begin,
                                     .end = scratch.end};
-      kernels_.attend_split(head_, pages(split, h), rows, scratch.kernel,
-                            empty ? into : scratch.partials);
+      attend(pages(split, h), rows, scratch, empty ? into : scratch.partials);
       if (!empty) kernels_.merge(shape_.head_dim, count, into, scratch.partials);
       empty = false;
     }

@@ -6,7 +6,8 @@
 //
 // Few query rows (decode): waves may bring splits in any order, each split's partials are kept and
 // merged in split order at the end. Many rows (prefill): waves must bring splits in ascending order
-// and each row tile merges as it goes. Both give a row the same bits (kernels/attention.h).
+// and each row tile merges as it goes. Both give a row the same bits. The kernels may have another
+// algorithm for prompts than for generated tokens (kernels/attention.h).
 #pragma once
 
 #include <cstdint>
@@ -35,6 +36,10 @@ struct LayerInput {
   float softcap = 0.0f;
 };
 
+// What a step computes. Where the kernels round prompts in their own way, a token's bits depend on
+// this, and on nothing else about its step.
+enum class StepKind : uint8_t { kGeneration, kPrompt };
+
 class TieredAttention {
  public:
   TieredAttention(const kernels::Kernels& kernels, const kv::ModelShape& shape, Parallel& parallel);
@@ -42,9 +47,13 @@ class TieredAttention {
   // Gives the pages of one KV head in one split; called from several threads.
   using PageSource = FunctionRef<kernels::SplitPages(uint32_t split, uint32_t kv_head)>;
 
-  // Queries at positions [position, position + tokens); splits [first, last) will come.
-  void begin(const LayerInput& input, uint32_t position, uint32_t tokens, uint32_t first_split,
-             uint32_t last_split);
+  struct Span {
+    StepKind kind = StepKind::kGeneration;
+    uint32_t position = 0, tokens = 0;  // queries at [position, position + tokens)
+    uint32_t first_split = 0, last_split = 0;
+  };
+  // Splits [first, last) will come.
+  void begin(const LayerInput& input, const Span& span);
   bool any_order() const { return few_; }
   void compute(std::span<const uint32_t> splits, PageSource pages);
   void finish();
@@ -62,7 +71,10 @@ class TieredAttention {
   kernels::Partials state(uint32_t kv_head, uint32_t row);
   kernels::Partials split_partials(uint32_t split, uint32_t kv_head);
   Scratch scratch(uint32_t thread);
+  void attend(const kernels::SplitPages& pages, const kernels::QueryRows& rows,
+              const Scratch& scratch, const kernels::Partials& out) const;
   uint32_t tiles() const;
+  uint32_t tile_rows() const { return kernels_.tile_rows; }
 
   const kernels::Kernels& kernels_;
   kv::ModelShape shape_;
@@ -74,6 +86,7 @@ class TieredAttention {
   uint32_t position_ = 0, tokens_ = 0, rows_ = 0, window_ = 0;
   uint32_t first_split_ = 0, last_split_ = 0;
   bool few_ = true;
+  StepKind kind_ = StepKind::kGeneration;
   bool fresh_ = true;  // no wave has been merged yet
 
   std::vector<float> q_;         // [kv_head][row][head_dim]; row = token * group_size + query head

@@ -90,7 +90,9 @@ Result<void> Engine::create_tiers() {
 }
 
 Result<void> Engine::create_cache() {
-  HIFC_ASSIGN(const kernels::Kernels* kernels, kernels::select_kernels());
+  const auto rounding =
+      options_.config.deterministic ? kernels::Rounding::kOne : kernels::Rounding::kFastest;
+  HIFC_ASSIGN(const kernels::Kernels* kernels, kernels::select_kernels(rounding));
   HIFC_ASSIGN(fingerprint_, resolve_fingerprint(model_, *kernels, *tiers_, pool_,
                                                 {.tenant = options_.config.tenant,
                                                  .temporary = options_.temporary_flash,
@@ -177,8 +179,8 @@ Result<void> Engine::prefill(std::span<const int32_t> tokens,
     const auto count = std::min(ubatch_ - at % ubatch_, static_cast<uint32_t>(all.size()) - at);
     const bool last = at + count == all.size();
     const uint64_t start_ns = clock_.now_ns(), stalled_ns = cache_->statistics().stall_ns;
-    const auto outcome =
-        step(std::span(all).subspan(at, count), last ? Outputs::kLast : Outputs::kNone);
+    const auto outcome = step(std::span(all).subspan(at, count),
+                              last ? Outputs::kLast : Outputs::kNone, cache::StepKind::kPrompt);
     if (falls_back(outcome)) continue;
     HIFC_TRY(outcome);
     const uint64_t chunk_ns = clock_.now_ns() - start_ns;
@@ -217,7 +219,7 @@ Result<void> Engine::maybe_grow(uint64_t chunk_ns, uint64_t stall_ns) {
   return create_context(next);
 }
 
-Result<void> Engine::step(std::span<const int32_t> tokens, Outputs outputs) {
+Result<void> Engine::step(std::span<const int32_t> tokens, Outputs outputs, cache::StepKind kind) {
   HIFC_CHECK(!tokens.empty());
   HIFC_CHECK(tokens.size() <= ubatch_);
   HIFC_CHECK(outputs != Outputs::kAll || tokens.size() <= options_.outputs_max);
@@ -228,7 +230,7 @@ Result<void> Engine::step(std::span<const int32_t> tokens, Outputs outputs) {
   const uint32_t recoveries_max = 16 + 3 * (length() / budget_.layout.block_tokens());
   for (uint32_t recoveries = 0; recoveries <= recoveries_max; ++recoveries) {
     auto outcome = recover();
-    if (outcome) outcome = compute(length(), tokens, outputs);
+    if (outcome) outcome = compute(length(), tokens, outputs, kind);
     if (outcome || outcome.error().code != Code::kCorrupt) return outcome;
   }
   return failure(Code::kCorrupt,
@@ -254,15 +256,17 @@ Result<void> Engine::recompute(uint32_t group) {
                                     cache_->tokens().begin() + end);
   for (uint32_t at = begin; at < end;) {
     const uint32_t count = std::min(ubatch_ - at % ubatch_, end - at);
-    HIFC_TRY(compute(at, std::span(tokens).subspan(at - begin, count), Outputs::kNone));
+    HIFC_TRY(compute(at, std::span(tokens).subspan(at - begin, count), Outputs::kNone,
+                     cache::StepKind::kPrompt));
     at += count;
   }
   return {};
 }
 
-Result<void> Engine::compute(uint32_t position, std::span<const int32_t> tokens, Outputs outputs) {
+Result<void> Engine::compute(uint32_t position, std::span<const int32_t> tokens, Outputs outputs,
+                             cache::StepKind kind) {
   const uint32_t output_rows = batch_->fill(position, tokens, outputs);
-  cache_->begin_step(position, tokens);
+  cache_->begin_step(position, tokens, kind);
   step_outcome_ = {};
   pending_ = nullptr;
   const uint64_t start_ns = clock_.now_ns();

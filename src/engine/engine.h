@@ -69,7 +69,8 @@ class Engine {
                        const std::function<void(uint32_t done)>& progress = {});
 
   // Appends at most ubatch_tokens() tokens as one step.
-  Result<void> step(std::span<const int32_t> tokens, Outputs outputs);
+  Result<void> step(std::span<const int32_t> tokens, Outputs outputs,
+                    cache::StepKind kind = cache::StepKind::kGeneration);
 
   // Logits of output row `row` of the latest step: [vocabulary]; valid until the next step.
   std::span<const float> logits(uint32_t row = 0) const;
@@ -96,7 +97,8 @@ class Engine {
   Result<void> create_context(uint32_t ubatch);
   Result<void> recover();
   Result<void> recompute(uint32_t group);
-  Result<void> compute(uint32_t position, std::span<const int32_t> tokens, Outputs outputs);
+  Result<void> compute(uint32_t position, std::span<const int32_t> tokens, Outputs outputs,
+                       cache::StepKind kind);
   bool falls_back(const Result<void>& outcome);
   void record_speed(uint32_t tokens, uint64_t compute_ns);
   Result<void> maybe_grow(uint64_t chunk_ns, uint64_t stall_ns);

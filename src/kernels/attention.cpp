@@ -9,15 +9,23 @@
 #include "base/check.h"
 #include "fmt/format.h"
 
-// Three targets are enough: the baseline, AVX2 and AVX3 (AVX-512 F, BW, CD, DQ, VL). Bits 0..7 are
-// the targets above AVX3 in this and newer Highway releases.
+#ifdef __x86_64__
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+// Three targets are enough, AMX being a variant of the last: the baseline, AVX2 and AVX3 (AVX-512
+// F, BW, CD, DQ, VL). Bits 0..7 are the targets above AVX3 in this and newer Highway releases.
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | 0xFF)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/attention.cpp"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
+#include "kernels/generic/amx_attention-inl.h"
 #include "kernels/generic/pages-inl.h"
 #include "kernels/generic/product-inl.h"
+#include "kernels/generic/rows-inl.h"
 #include "kernels/generic/softmax-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -44,29 +52,6 @@ struct RowTile {
                 // outward to kDepthStep
 };
 
-inline Range row_range(const QueryRows& rows, uint32_t row) {
-  HIFC_DCHECK(rows.end[row] <= kSplitTokens);
-  return Range{rows.begin[row], rows.end[row]};
-}
-
-// The hull of what the rows see of one page, rounded outward to kDepthStep: weights of tokens that
-// a row does not see are zero.
-inline Range page_range(const QueryRows& rows, uint32_t first, uint32_t count, uint32_t page) {
-  const uint32_t page_begin = page * kv::kPageTokens;
-  Range hull = {kv::kPageTokens, 0};
-  for (uint32_t row = first; row < first + count; ++row) {
-    const Range range = row_range(rows, row);
-    const uint32_t begin = std::max(range.begin, page_begin);
-    const uint32_t end = std::min(range.end, page_begin + kv::kPageTokens);
-    if (begin >= end) continue;
-    hull.begin = std::min(hull.begin, begin - page_begin);
-    hull.end = std::max(hull.end, end - page_begin);
-  }
-  hull.begin = hull.begin / kDepthStep * kDepthStep;
-  hull.end = (hull.end + kDepthStep - 1) / kDepthStep * kDepthStep;
-  return hull;
-}
-
 // Calls visit(tile) for every tile of rows that sees tokens of `page`. Tiles are of even size: 8
 // rows make 4 + 4, not 6 + 2.
 template <class Visit>
@@ -82,16 +67,6 @@ HWY_INLINE void for_tiles(const QueryRows& rows, uint32_t page, const Visit& vis
     if (!tile.range.empty()) visit(tile);
   }
 }
-
-// The pages that some row sees, in ascending order.
-struct SeenPages {
-  explicit SeenPages(const QueryRows& rows) {
-    for (uint32_t page = 0; page < kSplitPages; ++page)
-      if (!page_range(rows, 0, rows.count, page).empty()) index[count++] = page;
-  }
-  uint32_t count = 0;
-  std::array<uint32_t, kSplitPages> index = {};
-};
 
 // A page that is needed next; each row tile prefetches its share of it while it computes, so that
 // memory is busy all the time.
@@ -268,16 +243,41 @@ void finish(uint32_t head_dim, uint32_t rows, const Partials& state, float* out,
   }
 }
 
+// Decoding a page costs about 1/24 of computing 96 rows on it, and the rows' scores of one split
+// (96 KiB) stay in the second-level cache.
+Kernels table_for(Isa isa) {
+  return {.isa = isa,
+          .tile_rows = 96,
+          .scratch_bytes = scratch_bytes,
+          .attend_split = attend_split,
+          .prompts_differ = false,
+          .prompt_scratch_bytes = scratch_bytes,
+          .attend_split_prompt = attend_split,
+          .merge = merge,
+          .finish = finish,
+          .store_k = store_k,
+          .store_v = store_v};
+}
+
 const Kernels* kernels(Isa isa) {
-  static const Kernels table{.isa = isa,
-                             .scratch_bytes = scratch_bytes,
-                             .attend_split = attend_split,
-                             .merge = merge,
-                             .finish = finish,
-                             .store_k = store_k,
-                             .store_v = store_v};
+  static const Kernels table = table_for(isa);
   return &table;
 }
+
+#if HWY_TARGET == HWY_AVX3 && defined(__x86_64__)
+// Packing K and V costs as much as computing 96 rows on them.
+const Kernels* amx_kernels() {
+  static const Kernels table = [] {
+    Kernels amx = table_for(Isa::kAmx);
+    amx.tile_rows = 384;
+    amx.prompts_differ = true;
+    amx.prompt_scratch_bytes = amx::SplitAttention::scratch_bytes;
+    amx.attend_split_prompt = amx::attend_split;
+    return amx;
+  }();
+  return &table;
+}
+#endif
 
 }  // namespace hifc::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -290,9 +290,25 @@ std::string_view to_string(Isa isa) {
     case Isa::kPortable: return "portable";
     case Isa::kAvx2: return "avx2";
     case Isa::kAvx512: return "avx512";
+    case Isa::kAmx: return "amx";
   }
   return "unknown";
 }
+
+#if HWY_TARGETS & HWY_AVX3 && defined(__x86_64__)
+// Whether the CPU has tiles of BF16, and the system lends them.
+static bool amx_usable() {
+  static const bool usable = [] {
+    constexpr uint32_t kBf16 = 1u << 22, kTiles = 1u << 24;
+    uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
+    if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return false;
+    if ((edx & kBf16) == 0 || (edx & kTiles) == 0) return false;
+    constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  }();
+  return usable;
+}
+#endif
 
 Result<const Kernels*> kernels_for(Isa isa) {
   [[maybe_unused]] const int64_t cpu = hwy::SupportedTargets();
@@ -302,24 +318,33 @@ Result<const Kernels*> kernels_for(Isa isa) {
 #endif
 #if HWY_TARGETS & HWY_AVX3
   if (isa == Isa::kAvx512 && (cpu & HWY_AVX3) != 0) return N_AVX3::kernels(isa);
+#ifdef __x86_64__
+  if (isa == Isa::kAmx && (cpu & HWY_AVX3) != 0 && amx_usable()) return N_AVX3::amx_kernels();
+#endif
 #endif
   return failure(Code::kUnsupported,
                  fmt::format("this CPU or build has no {} kernels", to_string(isa)));
 }
 
-Result<const Kernels*> select_kernels() {
-  constexpr std::array kBestFirst = {Isa::kAvx512, Isa::kAvx2, Isa::kPortable};
+static Result<const Kernels*> best_kernels() {
+  constexpr std::array kBestFirst = {Isa::kAmx, Isa::kAvx512, Isa::kAvx2, Isa::kPortable};
   const char* forced = std::getenv("HIFC_FORCE_ISA");
   if (forced != nullptr && *forced != '\0') {
     for (const Isa isa : kBestFirst)
       if (to_string(isa) == forced) return kernels_for(isa);
     return failure(
         Code::kInvalid,
-        fmt::format("HIFC_FORCE_ISA is '{}'; it may be portable, avx2 or avx512", forced));
+        fmt::format("HIFC_FORCE_ISA is '{}'; it may be portable, avx2, avx512 or amx", forced));
   }
   for (const Isa isa : kBestFirst)
     if (auto kernels = kernels_for(isa)) return kernels;
   return kernels_for(Isa::kPortable);
+}
+
+Result<const Kernels*> select_kernels(Rounding rounding) {
+  HIFC_ASSIGN(const Kernels* const best, best_kernels());
+  const bool two = best->prompts_differ && rounding == Rounding::kOne;
+  return two ? kernels_for(Isa::kAvx512) : best;
 }
 
 }  // namespace hifc::kernels

@@ -5,7 +5,8 @@
 // merged strictly in split order. Every step of one row (dot products channel by channel, sums
 // token by token, merges split by split) is computed in an order fixed by positions alone, so a
 // row's result is bit-identical however many rows, threads or calls share the work and wherever the
-// pages lie. That is the ground of determinism L1 and L2 (ARCHITECTURE.md).
+// pages lie. That is the ground of determinism L1 and L2 (ARCHITECTURE.md). A second, faster
+// algorithm for prompts has the same property, but other bits than the first one.
 //
 // Thread-safe: no state of their own; each call writes only the memory it is given.
 #pragma once
@@ -53,11 +54,13 @@ struct Partials {
   float* o = nullptr;    // [count][head_dim], not yet divided by sum
 };
 
-enum class Isa : uint8_t { kPortable, kAvx2, kAvx512 };
+// kAmx: AVX-512, and AMX tiles of BF16 for many rows (Sapphire Rapids and later).
+enum class Isa : uint8_t { kPortable, kAvx2, kAvx512, kAmx };
 
 // One instruction set's kernels.
 struct Kernels {
   Isa isa = Isa::kPortable;
+  uint32_t tile_rows = 0;  // rows of a large step that use caches best, together
 
   // Bytes of scratch (64-byte aligned) that attend_split needs for up to `rows` rows.
   size_t (*scratch_bytes)(const HeadParameters&, uint32_t rows) = nullptr;
@@ -66,6 +69,14 @@ struct Kernels {
   // converted in registers. Many rows (prefill): each page is decoded once into scratch.
   void (*attend_split)(const HeadParameters&, const SplitPages&, const QueryRows&,
                        std::byte* scratch, const Partials& out) = nullptr;
+
+  // The same for prompts, whose steps have many rows, with scratch of its own size. Where
+  // `prompts_differ`, its bits are not those of attend_split: a token is computed with one of them
+  // throughout.
+  bool prompts_differ = false;
+  size_t (*prompt_scratch_bytes)(const HeadParameters&, uint32_t rows) = nullptr;
+  void (*attend_split_prompt)(const HeadParameters&, const SplitPages&, const QueryRows&,
+                              std::byte* scratch, const Partials& out) = nullptr;
 
   // into := into merged with the next split's partials.
   void (*merge)(uint32_t head_dim, uint32_t rows, const Partials& into,
@@ -87,9 +98,15 @@ struct Kernels {
 // The kernels of one instruction set; kUnsupported where the CPU or the build lacks it.
 Result<const Kernels*> kernels_for(Isa isa);
 
-// The best of this CPU, or what HIFC_FORCE_ISA (portable, avx2, avx512) asks for; kInvalid for any
-// other value of it, kUnsupported where the CPU lacks what it names.
-Result<const Kernels*> select_kernels();
+enum class Rounding : uint8_t {
+  kFastest,  // prompts and generated tokens may round differently
+  kOne,      // a token's bits do not depend on which of the two it is
+};
+
+// The best of this CPU, or what HIFC_FORCE_ISA (portable, avx2, avx512, amx) asks for; kInvalid for
+// any other value of it, kUnsupported where the CPU lacks what it names. For kOne AVX-512 takes
+// the place of AMX.
+Result<const Kernels*> select_kernels(Rounding rounding = Rounding::kFastest);
 
 std::string_view to_string(Isa isa);
 

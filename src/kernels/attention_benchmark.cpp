@@ -49,6 +49,9 @@ uint64_t read_all(const uint16_t* data, size_t bytes) {
 using FmaLoop = float (*)(size_t rounds);
 constexpr size_t kFmaSums = 12;
 
+// As in cache/tiered_attention.cpp.
+constexpr uint32_t kFewRows = 48;
+
 #if defined(__x86_64__)
 __attribute__((target("avx512f"))) float fma_avx512(size_t rounds) {
   __m512 sums[kFmaSums];
@@ -81,7 +84,7 @@ double fma_peak(Isa isa) {
   size_t lanes = 0;
 #if defined(__x86_64__)
   if (isa == Isa::kAvx2) loop = fma_avx2, lanes = 8;
-  if (isa == Isa::kAvx512) loop = fma_avx512, lanes = 16;
+  if (isa == Isa::kAvx512 || isa == Isa::kAmx) loop = fma_avx512, lanes = 16;
 #endif
   if (loop == nullptr) return 0;
   const double begin = now();
@@ -123,15 +126,18 @@ struct Call {
         head{head_dim, 0.1f, 0.0f},
         q(size_t{rows} * head_dim, 0.25f),
         o(size_t{rows} * head_dim, 0.0f),
-        scratch(kernels.scratch_bytes(head, rows), std::byte{0}),
+        scratch(
+            std::max(kernels.scratch_bytes(head, rows), kernels.prompt_scratch_bytes(head, rows)),
+            std::byte{0}),
         begin(rows, 0),
         end(rows, kSplitTokens),
         max(rows),
         sum(rows) {}
   void run(const SplitPages& pages) {
     const auto rows = static_cast<uint32_t>(begin.size());
-    kernels.attend_split(head, pages, {rows, q.data, begin.data(), end.data()}, scratch.data,
-                         {max.data(), sum.data(), o.data});
+    const auto attend = rows > kFewRows ? kernels.attend_split_prompt : kernels.attend_split;
+    attend(head, pages, {rows, q.data, begin.data(), end.data()}, scratch.data,
+           {max.data(), sum.data(), o.data});
   }
   const Kernels& kernels;
   HeadParameters head;
@@ -203,7 +209,7 @@ void register_all(const Kernels* kernels) {
                         head_dim, rows)
           ->Threads(2)
           ->UseManualTime();
-    for (const uint32_t rows : {16u, 32u, 96u, 192u})
+    for (const uint32_t rows : {16u, 32u, 96u, 384u})
       RegisterBenchmark(name_of("prefill", *kernels, head_dim, rows).c_str(), prefill, kernels,
                         head_dim, rows, false)
           ->UseManualTime();
@@ -214,7 +220,7 @@ void register_all(const Kernels* kernels) {
 }
 
 const bool registered = [] {
-  for (const Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512})
+  for (const Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512, Isa::kAmx})
     if (auto kernels = kernels_for(isa)) register_all(*kernels);
   return true;
 }();

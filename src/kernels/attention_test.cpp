@@ -48,8 +48,21 @@ class Buffer {
 
 std::vector<const Kernels*> available_kernels() {
   std::vector<const Kernels*> all;
-  for (const Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512})
+  for (const Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512, Isa::kAmx})
     if (auto kernels = kernels_for(isa)) all.push_back(*kernels);
+  return all;
+}
+
+// With the algorithm for prompts in the place of the other one.
+std::vector<Kernels> available_algorithms() {
+  std::vector<Kernels> all;
+  for (const Kernels* kernels : available_kernels()) {
+    all.push_back(*kernels);
+    if (!kernels->prompts_differ) continue;
+    all.push_back(*kernels);
+    all.back().scratch_bytes = kernels->prompt_scratch_bytes;
+    all.back().attend_split = kernels->attend_split_prompt;
+  }
   return all;
 }
 
@@ -208,7 +221,7 @@ void expect_matches_reference(const Kernels& kernels, const HeadParameters& head
 }
 
 TEST(AttentionKernels, MatchTheReference) {
-  for (const Kernels* kernels : available_kernels())
+  for (const Kernels& kernels : available_algorithms())
     for (const uint32_t head_dim : {16u, 64u, 80u, 96u, 128u, 256u}) {
       const Pages pages(head_dim, head_dim);
       for (const uint32_t count : {1u, 2u, 3u, 4u, 6u, 7u, 9u, 16u, 96u})
@@ -216,9 +229,9 @@ TEST(AttentionKernels, MatchTheReference) {
           for (const float softcap : {0.0f, 30.0f}) {
             if (count == 96 && head_dim == 256 && softcap != 0.0f) continue;  // slow reference
             SCOPED_TRACE(testing::Message()
-                         << to_string(kernels->isa) << " head_dim " << head_dim << " ranges "
+                         << to_string(kernels.isa) << " head_dim " << head_dim << " ranges "
                          << static_cast<int>(visible) << " softcap " << softcap);
-            expect_matches_reference(*kernels, head_of(head_dim, softcap), pages,
+            expect_matches_reference(kernels, head_of(head_dim, softcap), pages,
                                      make_rows(count, head_dim, visible));
           }
     }
@@ -228,8 +241,8 @@ TEST(AttentionKernels, SoftcapAltersLargeScores) {
   const Pages pages(64, 5);
   Rows rows = make_rows(2, 64, Visible::kFull);
   for (float& q : rows.q) q *= 20.0f;
-  for (const Kernels* kernels : available_kernels()) {
-    const State state = attend(*kernels, head_of(64, 5.0f), pages.view(), rows);
+  for (const Kernels& kernels : available_algorithms()) {
+    const State state = attend(kernels, head_of(64, 5.0f), pages.view(), rows);
     const Reference expected = reference(head_of(64, 5.0f), pages, rows, 0);
     EXPECT_LE(state.max[0], 5.0f);
     EXPECT_NEAR(static_cast<double>(state.max[0]), expected.max, 1e-4);
@@ -259,21 +272,21 @@ SplitPages visible_pages(const Pages& pages, const Rows& rows) {
 }
 
 TEST(AttentionKernels, BitsOfARowDoNotDependOnItsCompany) {
-  for (const Kernels* kernels : available_kernels())
+  for (const Kernels& kernels : available_algorithms())
     for (const uint32_t head_dim : {16u, 64u, 80u, 128u, 256u})
       for (const Visible visible : kAllVisible) {
-        SCOPED_TRACE(testing::Message() << to_string(kernels->isa) << " head_dim " << head_dim
+        SCOPED_TRACE(testing::Message() << to_string(kernels.isa) << " head_dim " << head_dim
                                         << " ranges " << static_cast<int>(visible));
         const HeadParameters head = head_of(head_dim);
         const Pages pages(head_dim, 3);
         const Rows rows = make_rows(96, head_dim, visible);
-        State whole = attend(*kernels, head, pages.view(), rows);
-        const std::vector<float> expected = finish(*kernels, head, whole);
+        State whole = attend(kernels, head, pages.view(), rows);
+        const std::vector<float> expected = finish(kernels, head, whole);
         for (const uint32_t count : {1u, 2u, 3u, 4u, 5u, 6u, 9u, 16u, 48u})
           for (uint32_t first = 0; first + count <= 96; first += count * 2 + 1) {
             const Rows part = slice(rows, first, count, head_dim);
-            State state = attend(*kernels, head, visible_pages(pages, part), part);
-            const std::vector<float> out = finish(*kernels, head, state);
+            State state = attend(kernels, head, visible_pages(pages, part), part);
+            const std::vector<float> out = finish(kernels, head, state);
             EXPECT_EQ(bits(state.max), bits(std::span(whole.max).subspan(first, count)));
             EXPECT_EQ(bits(state.sum), bits(std::span(whole.sum).subspan(first, count)));
             EXPECT_EQ(bits(out), bits(std::span(expected).subspan(first * head_dim, out.size())));
@@ -290,14 +303,14 @@ TEST(AttentionKernels, HiddenTokensHaveNoInfluence) {
       zeroed.k[1][d * kPage + t % kPage] = 0;
       zeroed.v[1][t % kPage * kHeadDim + d] = 0;
     }
-  for (const Kernels* kernels : available_kernels())
+  for (const Kernels& kernels : available_algorithms())
     for (const uint32_t count : {1u, 96u}) {
       Rows rows = make_rows(count, kHeadDim, Visible::kFull);
       rows.end.assign(count, 100);
-      State a = attend(*kernels, head, pages.view(), rows);
-      State b = attend(*kernels, head, visible_pages(zeroed, rows), rows);
+      State a = attend(kernels, head, pages.view(), rows);
+      State b = attend(kernels, head, visible_pages(zeroed, rows), rows);
       EXPECT_EQ(bits(a.sum), bits(b.sum));
-      EXPECT_EQ(bits(finish(*kernels, head, a)), bits(finish(*kernels, head, b)));
+      EXPECT_EQ(bits(finish(kernels, head, a)), bits(finish(kernels, head, b)));
     }
 }
 
@@ -305,11 +318,11 @@ TEST(AttentionKernels, NotANumberStaysVisible) {
   const Pages pages(64, 4);
   Rows rows = make_rows(2, 64, Visible::kFull);
   rows.q[70] = std::numeric_limits<float>::quiet_NaN();
-  for (const Kernels* kernels : available_kernels()) {
-    State state = attend(*kernels, head_of(64), pages.view(), rows);
-    const std::vector<float> out = finish(*kernels, head_of(64), state);
-    EXPECT_FALSE(std::isnan(out[0])) << to_string(kernels->isa);
-    EXPECT_TRUE(std::isnan(out[64])) << to_string(kernels->isa);
+  for (const Kernels& kernels : available_algorithms()) {
+    State state = attend(kernels, head_of(64), pages.view(), rows);
+    const std::vector<float> out = finish(kernels, head_of(64), state);
+    EXPECT_FALSE(std::isnan(out[0])) << to_string(kernels.isa);
+    EXPECT_TRUE(std::isnan(out[64])) << to_string(kernels.isa);
   }
 }
 
@@ -318,7 +331,7 @@ TEST(AttentionKernels, NotANumberStaysVisible) {
 TEST(AttentionKernels, MergeJoinsSplits) {
   constexpr uint32_t kHeadDim = 80, kRows = 7, kSplits = 3;
   const HeadParameters head = head_of(kHeadDim);
-  for (const Kernels* kernels : available_kernels()) {
+  for (const Kernels& kernels : available_algorithms()) {
     State into(kRows, kHeadDim);
     std::vector<Reference> expected(kRows);
     for (uint32_t split = 0; split < kSplits; ++split) {
@@ -328,9 +341,9 @@ TEST(AttentionKernels, MergeJoinsSplits) {
       rows.end[1] = split == 0 ? 0 : 256;  // starts late
       rows.end[2] = split == 1 ? 0 : 256;  // a gap
       rows.end[3] = split == 2 ? 0 : 256;  // ends early
-      State next = attend(*kernels, head, pages.view(), rows);
+      State next = attend(kernels, head, pages.view(), rows);
       if (split == 0) into = next;
-      if (split != 0) kernels->merge(kHeadDim, kRows, into.view(), next.view());
+      if (split != 0) kernels.merge(kHeadDim, kRows, into.view(), next.view());
       for (uint32_t row = 0; row < kRows; ++row) {
         const Reference part = reference(head, pages, rows, row);
         if (part.sum == 0) continue;
@@ -341,7 +354,7 @@ TEST(AttentionKernels, MergeJoinsSplits) {
         sum.sum += weight;
       }
     }
-    const std::vector<float> out = finish(*kernels, head, into);
+    const std::vector<float> out = finish(kernels, head, into);
     for (uint32_t row = 0; row < kRows; ++row)
       for (uint32_t d = 0; d < kHeadDim; ++d) {
         const double o = row == 0 ? 0.0 : expected[row].o[d] / expected[row].sum;
@@ -351,16 +364,16 @@ TEST(AttentionKernels, MergeJoinsSplits) {
 }
 
 TEST(AttentionKernels, MergeWithAnEmptySideCopiesExactly) {
-  for (const Kernels* kernels : available_kernels()) {
+  for (const Kernels& kernels : available_algorithms()) {
     const Pages pages(64, 1);
     const Rows rows = make_rows(9, 64, Visible::kCausal);
     Rows none = rows;
     none.end.assign(9, 0);
-    const State full = attend(*kernels, head_of(64), pages.view(), rows);
-    const State empty = attend(*kernels, head_of(64), SplitPages{}, none);
+    const State full = attend(kernels, head_of(64), pages.view(), rows);
+    const State empty = attend(kernels, head_of(64), SplitPages{}, none);
     for (const bool full_first : {false, true}) {
       State into = full_first ? full : empty, next = full_first ? empty : full;
-      kernels->merge(64, 9, into.view(), next.view());
+      kernels.merge(64, 9, into.view(), next.view());
       EXPECT_EQ(bits(into.max), bits(full.max));
       EXPECT_EQ(bits(into.sum), bits(full.sum));
       EXPECT_EQ(bits(into.o), bits(full.o));
@@ -405,6 +418,15 @@ TEST(AttentionKernels, StoreWritesExactlyTheGivenTokens) {
       }
 }
 
+TEST(AttentionKernels, PromptsOfOtherKernelsHaveTheSameBits) {
+  for (const Kernels* kernels : available_kernels()) {
+    EXPECT_GT(kernels->tile_rows, 0u);
+    if (kernels->prompts_differ) continue;
+    EXPECT_EQ(kernels->attend_split_prompt, kernels->attend_split);
+    EXPECT_EQ(kernels->prompt_scratch_bytes, kernels->scratch_bytes);
+  }
+}
+
 class ForcedIsa : public testing::Test {
  protected:
   void TearDown() override { unsetenv("HIFC_FORCE_ISA"); }
@@ -427,6 +449,16 @@ TEST_F(ForcedIsa, IsTheBestAvailableByDefault) {
   EXPECT_EQ(*unset, available_kernels().back());
   force("");
   EXPECT_EQ(select_kernels().value(), *unset);
+}
+
+TEST_F(ForcedIsa, OneRoundingNeverTellsPromptsApart) {
+  for (const Kernels* kernels : available_kernels()) {
+    force(std::string(to_string(kernels->isa)).c_str());
+    const auto selected = select_kernels(Rounding::kOne);
+    ASSERT_TRUE(selected);
+    EXPECT_FALSE((*selected)->prompts_differ);
+    if (!kernels->prompts_differ) EXPECT_EQ(*selected, kernels);
+  }
 }
 
 TEST_F(ForcedIsa, RejectsUnknownNames) {

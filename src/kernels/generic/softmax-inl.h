@@ -15,17 +15,12 @@
 #include "hwy/highway.h"
 #include "kernels/attention.h"
 #include "kernels/generic/product-inl.h"
+#include "kernels/generic/rows-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace hifc::kernels::HWY_NAMESPACE {
 
 inline constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
-
-struct Range {
-  uint32_t begin = 0;
-  uint32_t end = 0;
-  bool empty() const { return begin >= end; }
-};
 
 // exp(x) for x <= 0: exactly 1 at 0, and 0 below -86, where results near the denormals no longer
 // matter. A few ulp off, and as much again as rounding x costs. Own code and not Highway's Exp,
