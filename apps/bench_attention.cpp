@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <charconv>
+#include <cstdlib>
 #include <memory>
 #include <numeric>
 #include <vector>
@@ -57,11 +58,12 @@ Result<kv::ModelShape> parse_shape(const std::string& text) {
           fmt::format("shape '{}' is not QUERY_HEADSxKV_HEADSxHEAD_DIM, such as 32x8x128", text));
     at = parsed.ptr + 1;
   }
-  if (parts[0] % parts[1] != 0 || parts[2] % 16 != 0 || parts[2] > 512)
+  constexpr uint32_t kHeadsMax = 1024;
+  if (parts[0] > kHeadsMax || parts[0] % parts[1] != 0 || parts[2] % 16 != 0 || parts[2] > 512)
     return failure(Code::kInvalid,
-                   fmt::format("shape '{}': KV heads must divide query heads, and head_dim be a "
-                               "multiple of 16 up to 512",
-                               text));
+                   fmt::format("shape '{}': up to {} query heads, divisible by the KV heads, and a "
+                               "head_dim that is a multiple of 16 up to 512",
+                               text, kHeadsMax));
   return kv::ModelShape{.layers = 1,
                         .query_heads = parts[0],
                         .kv_heads = parts[1],
@@ -193,11 +195,15 @@ class AttentionBench {
                                      {"threads", pool_->threads()},
                                      {"rounds", options_.rounds},
                                      {"seconds", options_.seconds}});
+    std::vector<kv::ModelShape> shapes;  // all of them are right before anything is measured
     for (const std::string& text : options_.shapes) {
-      HIFC_ASSIGN(const kv::ModelShape shape, parse_shape(text));
+      HIFC_ASSIGN(shapes.emplace_back(), parse_shape(text));
+    }
+    for (size_t i = 0; i < shapes.size(); ++i) {
+      const kv::ModelShape& shape = shapes[i];
       for (const uint32_t context : options_.contexts) {
         HIFC_ASSIGN(const auto workload, Workload::create(shape, context));
-        const std::string name = fmt::format("{}.ctx{}", text, context);
+        const std::string name = fmt::format("{}.ctx{}", options_.shapes[i], context);
         HIFC_TRY(measure_decode(report, name, shape, *workload));
         if (context >= kPrefillTokens) HIFC_TRY(measure_prefill(report, name, shape, *workload));
       }
@@ -306,13 +312,19 @@ void add_bench_attention(CLI::App& bench, Action& chosen) {
       "Shapes are QUERY_HEADSxKV_HEADSxHEAD_DIM. Example:\n"
       "  hifc bench attention --shape 32x8x128 --context 2048,32768");
   auto options = std::make_shared<AttentionBenchOptions>();
+  // Else the kernels would read less than the loop they are held against.
+  const auto whole_splits = [](const std::string& text) {
+    const bool whole = std::strtoul(text.c_str(), nullptr, 10) % kSplitTokens == 0;
+    return whole ? std::string() : fmt::format("{} is not a multiple of {}", text, kSplitTokens);
+  };
   attention->add_option("--shape", options->shapes, "Shapes of models")
       ->delimiter(',')
       ->type_name("QxKxD,...")
       ->capture_default_str();
   attention->add_option("--context", options->contexts, "Tokens of KV")
       ->delimiter(',')
-      ->check(CLI::Range(1u, 1u << 20))
+      ->check(CLI::Range(kSplitTokens, 1u << 20))
+      ->check(whole_splits)
       ->type_name("N,...")
       ->capture_default_str();
   attention->add_option("--threads", options->threads, "Threads; 0: all cores")

@@ -38,7 +38,7 @@ class HifcContender final : public Contender {
     return engine_->flush();
   }
   Result<void> decode(int32_t token) override {
-    return engine_->step({&token, 1}, engine::Outputs::kLast);
+    return engine_->step({&token, 1}, engine::Outputs::kLast, cache::StepKind::kGeneration);
   }
 
   double hot_ratio() const { return hot_ratio_; }

@@ -140,7 +140,8 @@ class ResumeBench {
     std::vector<double> seconds;
     for (uint32_t i = 0; i < options_.tokens; ++i)
       HIFC_TRY(bench_.time(seconds, [&] {
-        return engine.step({&bench_.tokens[context_ + 1 + i], 1}, engine::Outputs::kLast);
+        return engine.step({&bench_.tokens[context_ + 1 + i], 1}, engine::Outputs::kLast,
+                           cache::StepKind::kGeneration);
       }));
     samples_.decode_s.push_back(median(seconds));
     return {};

@@ -137,7 +137,7 @@ class Run {
       HIFC_ASSIGN(const bool goes_on, accept(token));
       if (!goes_on || run_.generated_tokens >= new_tokens_) break;
       const uint64_t token_ns = clock_.now_ns();
-      HIFC_TRY(engine_->step({&token, 1}, engine::Outputs::kLast));
+      HIFC_TRY(engine_->step({&token, 1}, engine::Outputs::kLast, cache::StepKind::kGeneration));
       token = sampler_->sample(engine_->logits());
       run_.token_ms.push_back(milliseconds(clock_.now_ns() - token_ns));
       run_.decode_stall_ms = milliseconds(engine_->cache_statistics().stall_ns - stalled_ns);

@@ -68,9 +68,8 @@ class Engine {
   Result<void> prefill(std::span<const int32_t> tokens,
                        const std::function<void(uint32_t done)>& progress = {});
 
-  // Appends at most ubatch_tokens() tokens as one step.
-  Result<void> step(std::span<const int32_t> tokens, Outputs outputs,
-                    cache::StepKind kind = cache::StepKind::kGeneration);
+  // Appends at most ubatch_tokens() tokens as one step; of a prompt they are computed faster.
+  Result<void> step(std::span<const int32_t> tokens, Outputs outputs, cache::StepKind kind);
 
   // Logits of output row `row` of the latest step: [vocabulary]; valid until the next step.
   std::span<const float> logits(uint32_t row = 0) const;

@@ -186,7 +186,7 @@ TEST_F(Streaming, GivesUpWithOneErrorWhenEveryReadIsDamaged) {
     const uint32_t length = engine_->length();
     ASSERT_GE(length, prompt_.size());
     const int32_t token = prompt_.front();
-    ASSERT_TRUE(engine_->step({&token, 1}, Outputs::kLast));
+    ASSERT_TRUE(engine_->step({&token, 1}, Outputs::kLast, cache::StepKind::kGeneration));
     EXPECT_EQ(engine_->length(), length + 1);
     engine_.reset();
   }
@@ -269,7 +269,8 @@ TEST_F(Streaming, CancelledInsideAStepGoesOnWhereItStopped) {
   for (uint32_t i = 0; i < 4; ++i) {
     const int32_t token = argmax(engine_->logits());
     generation.tokens.push_back(token);
-    through([&] { return engine_->step({&token, 1}, Outputs::kLast); });
+    through(
+        [&] { return engine_->step({&token, 1}, Outputs::kLast, cache::StepKind::kGeneration); });
     if (HasFatalFailure()) return;
   }
   EXPECT_GT(times_cancelled, in_prefill);

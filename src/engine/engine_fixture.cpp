@@ -94,7 +94,7 @@ Result<Generation> decode(Engine& engine, uint32_t count,
     const int32_t token = argmax(engine.logits());
     generation.tokens.push_back(token);
     if (before) before(step);
-    HIFC_TRY(engine.step({&token, 1}, Outputs::kLast));
+    HIFC_TRY(engine.step({&token, 1}, Outputs::kLast, cache::StepKind::kGeneration));
   }
   generation.logits_hash = engine.statistics().logits_hash;
   generation.recomputed_groups = engine.statistics().recomputed_groups;

@@ -102,7 +102,7 @@ TEST_P(EveryModel, IsAsCloseToAnF32CacheAsLlamasF16Cache) {
   const auto engine = make(memory_config());
   ASSERT_NE(engine, nullptr);
   ASSERT_TRUE(engine->prefill(head));
-  ASSERT_TRUE(engine->step(tail, Outputs::kAll));
+  ASSERT_TRUE(engine->step(tail, Outputs::kAll, cache::StepKind::kPrompt));
 
   const Distance llama = distance(*references[0], *references[1], kRows);
   const Distance hifc = distance(*references[0], *engine, kRows);
@@ -175,7 +175,8 @@ TEST_P(EveryModel, DeterministicModeGivesTheSameBitsForEveryChunkSize) {
     for (size_t at = 0; at < all.size(); at += chunk) {
       const auto tokens = all.subspan(at, std::min<size_t>(chunk, all.size() - at));
       const bool last = at + tokens.size() == all.size();
-      ASSERT_TRUE(engine->step(tokens, last ? Outputs::kLast : Outputs::kNone));
+      ASSERT_TRUE(
+          engine->step(tokens, last ? Outputs::kLast : Outputs::kNone, cache::StepKind::kPrompt));
     }
     const auto generation = decode(*engine, 8);
     ASSERT_TRUE(generation) << generation.error().message();
@@ -248,7 +249,8 @@ TEST_F(EngineTest, RefusesTokensBeyondTheContext) {
   ASSERT_NE(engine, nullptr);
   const std::vector<int32_t> text = text_tokens(*model_, 101);
   ASSERT_TRUE(engine->prefill(std::span(text).first(100)));
-  const auto outcome = engine->step(std::span(text).last(1), Outputs::kLast);
+  const auto outcome =
+      engine->step(std::span(text).last(1), Outputs::kLast, cache::StepKind::kGeneration);
   ASSERT_FALSE(outcome);
   EXPECT_EQ(outcome.error().code, Code::kInvalid);
   EXPECT_EQ(outcome.error().message(), "101 tokens are more than the context of 100");

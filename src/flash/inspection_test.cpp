@@ -169,6 +169,29 @@ TEST_F(InspectionTest, AStoreThatGoesOnAfterALostSegmentHeaderIsIntact) {
   EXPECT_EQ(found_by_store(), all_ids());
 }
 
+// Segment 2 cannot be read at one opening, and can at the next: what was written and removed in the
+// meantime is newer all the same, so segment 1 must not be filled on.
+TEST_F(InspectionTest, ASegmentThatCannotBeReadOnceIsNotTakenForUnused) {
+  open();
+  put({0, 1});
+  put({2, 3, 4, 5, 6, 7});
+  kill();
+  const std::string first = place_of(0).path;
+  const Place second = place_of(6);
+  ASSERT_NE(first, second.path);
+  disk_.flip_byte(first, disk_.size_bytes(first) - 4000);  // its checkpoint
+  disk_.flip_byte(second.path, second.offset_bytes + 200);
+  open();
+  put({6}, 1);
+  ASSERT_TRUE(h_.store->remove(key_of(6)));
+  ASSERT_TRUE(h_.flush());
+  kill();
+  disk_.flip_byte(second.path, second.offset_bytes + 200);
+  open();
+  EXPECT_FALSE(h_.contains(6));
+  close();
+}
+
 TEST_F(InspectionTest, ACutOffSegmentLosesWhatIsBehindTheCut) {
   fill();
   close();

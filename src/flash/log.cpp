@@ -339,7 +339,8 @@ void Log::close() {
   });
   while (!flushed && transfers_.wait() > 0) continue;
   HIFC_CHECK(flushed);
-  // Then opening need not look for batches in it.
+  while (!transfers_.idle() && transfers_.wait() > 0) continue;
+  // With a checkpoint, opening need not look for batches in it.
   if (Segment* const next = pool_.next(); next != nullptr && next->state == Segment::State::kOpen)
     close_segment(*next);
   Segment* const active = pool_.active();

@@ -130,6 +130,7 @@ class Recoverer {
       sealed = checkpoint->sealed;
     }
     if (!sealed) scan(segment, context, reader, end);
+    segment.unused = segment.tail_bytes == kSegmentHeaderBytes && reader.surely_without(context);
     segment.reserved_entries = segment.entries.size();
     // What has no checkpoint yet goes on being filled, or gets one: both only behind a header and
     // batches that are durable.

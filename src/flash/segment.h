@@ -42,6 +42,8 @@ struct Segment {
   // Holds a removal, or a value that replaced an older one: while an older segment is on the disk,
   // retiring this one would bring the older value back after a restart.
   bool supersedes = false;
+  // Found when opening, and surely without a batch: opened ahead of need.
+  bool unused = false;
 
   // Until it is closed: what its checkpoint will say, of batches that are written, and how much of
   // it is known to be durable.

@@ -123,7 +123,11 @@ bool SegmentPool::wants_next() const {
 
 Result<Segment*> SegmentPool::choose_next(uint64_t size_bytes, uint64_t records) {
   HIFC_CHECK(next_ == nullptr && active_ != nullptr && !idle(*active_));
-  HIFC_ASSIGN(next_, acquire(segment_bytes_for(size_bytes, records)));
+  const uint64_t needed = segment_bytes_for(size_bytes, records);
+  // Nothing is retired in vain, nor for another batch as large as a rare one.
+  const bool fits = unretirable_bytes() + untouchable_bytes_ + needed <= options_.capacity_bytes;
+  if (needed > options_.segment_bytes || !fits) return std::unexpected(no_room(needed));
+  HIFC_ASSIGN(next_, acquire(needed));
   begin(*next_);
   return next_;
 }
@@ -165,7 +169,7 @@ void SegmentPool::release(Segment& segment) {
   ++segment.overwrites;
   segment.tail_bytes = kSegmentHeaderBytes;
   segment.findable_values = 0;
-  segment.supersedes = segment.sync_failed = false;
+  segment.supersedes = segment.sync_failed = segment.unused = false;
   segment.clear_entries();
   segment.reserved_entries = segment.checkpointed_entries = 0;
 }
@@ -179,7 +183,7 @@ void SegmentPool::release_unused() {
   HIFC_CHECK(active_ == nullptr);
   const std::vector<Segment*> live = by_number();
   for (Segment* const segment : std::views::reverse(live)) {
-    if (segment->tail_bytes > kSegmentHeaderBytes) return;
+    if (!segment->unused) return;
     release(*segment);
   }
 }

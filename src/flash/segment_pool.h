@@ -66,6 +66,7 @@ class SegmentPool {
   // Whether it is time to choose the segment after the active one.
   bool wants_next() const;
   // Chooses it, for batches of this size; right after place(), so that the active one does not go.
+  // kFull or kBusy where there is no room, or only in a segment of unusual size.
   Result<Segment*> choose_next(uint64_t size_bytes, uint64_t records);
   // The batch could not be written: its space is free again, at once if it is the segment's last.
   void give_back(Segment& segment, uint64_t offset_bytes, uint64_t size_bytes, uint64_t records);
@@ -74,7 +75,8 @@ class SegmentPool {
   void deactivate(Segment& segment);
   // The segment's values are lost; nothing of it is in flight.
   void release(Segment& segment);
-  // The newest segments as long as nothing was written to them: their files are free again.
+  // The newest of the segments that were found, as long as they are unused: their files are free
+  // again.
   void release_unused();
   // Continues to fill a segment that was found when opening.
   void activate(Segment& segment) { active_ = &segment; }

@@ -67,6 +67,7 @@ Result<std::span<const std::byte>> SegmentReader::bytes(uint64_t offset, uint64_
     if (!outcome && wanted > length && outcome.error().code != Code::kTimeout)
       outcome = read(got = length);
     timed_out_ = !outcome && outcome.error().code == Code::kTimeout;
+    missed_ = missed_ || !outcome;
     HIFC_TRY(outcome);
     window_begin_ = offset;
     window_bytes_ = got;
@@ -124,6 +125,11 @@ std::optional<SegmentReader::Found> SegmentReader::next_batch(const SegmentConte
     if (contents) return Found{offset, std::move(*contents)};
   }
   return std::nullopt;
+}
+
+bool SegmentReader::surely_without(const SegmentContext& segment) {
+  const auto first = bytes(kSegmentHeaderBytes, kPageBytes);
+  return first && !missed_ && !batch_header_bytes(*first, segment, kSegmentHeaderBytes);
 }
 
 void SegmentReader::verify(const Found& batch, const Damaged& damaged) {

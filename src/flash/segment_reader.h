@@ -62,6 +62,10 @@ class SegmentReader {
   };
   std::optional<Found> next_batch(const SegmentContext& segment, uint64_t offset, uint64_t end);
 
+  // Whether no batch of this segment can have been where none was found: everything could be read,
+  // and the first page is not the beginning of a damaged one.
+  bool surely_without(const SegmentContext& segment);
+
   // Calls `damaged` for each chunk of the batch that is not what was put, or cannot be read.
   using Damaged = std::function<void(size_t value, uint32_t lane)>;
   void verify(const Found& batch, const Damaged& damaged);
@@ -73,6 +77,7 @@ class SegmentReader {
   uint64_t window_begin_ = 0;
   uint64_t window_bytes_ = 0;
   bool timed_out_ = false;
+  bool missed_ = false;  // some bytes could not be read
 };
 
 }  // namespace hifc::flash

@@ -174,7 +174,7 @@ Result<void> Store::Impl::recover(io::Ring& ring) {
   statistics_.corrupt_headers = recovery.damaged_headers;
   pool_.adopt({.segments = std::move(recovery.segments),
                .untouchable_bytes = recovery.untouchable_bytes,
-               .numbers_lost = recovery.damaged_headers > 0});
+               .numbers_lost = recovery.damaged_headers > 0 || !recovery.unreadable.empty()});
   const std::vector<Segment*> live = pool_.by_number();
   for (Segment* const segment : live) index_segment(*segment);
   for (const Segment* const segment : live)
@@ -336,7 +336,7 @@ Result<void> Store::Impl::write_again(const BatchShape& shape, std::vector<Reins
   contents.lay_out();
   // It takes what room there is: nothing goes for the sake of a copy.
   if (pool_.needs_segment(contents.size_bytes(), values.size()))
-    return failure(Code::kFull, "the active segment has no room for copies");
+    return failure(Code::kFull, "the open segments have no room for copies");
   add_checksums(contents, values);
   auto appended = log_.append(
       std::move(contents), payload_vectors(shape, values),

@@ -141,7 +141,6 @@ TEST_P(StoreTest, AValueOf128MebibytesFits) {
   h().check_bytes();
 }
 
-// Flash for 64 small values, 1,000 put: the oldest go, segment by segment.
 TEST_P(StoreTest, ASegmentMadeForALargeBatchDoesNotStay) {
   h().open(256 * kMiB, 16 * kMiB);
   const ValueShape large{.lanes = 1, .lane_bytes = 48 << 20, .chunk_bytes = 1 << 20};
@@ -151,6 +150,19 @@ TEST_P(StoreTest, ASegmentMadeForALargeBatchDoesNotStay) {
   EXPECT_FALSE(h().contains(0));
   for (const auto& entry : std::filesystem::directory_iterator(h().path()))
     EXPECT_LE(entry.file_size(), 16 * kMiB) << entry.path();
+  h().check_bytes();
+}
+
+TEST_P(StoreTest, NothingIsRetiredToOpenASegmentAheadInVain) {
+  const ValueShape small{.lanes = 1, .lane_bytes = 1 << 20, .chunk_bytes = 64 << 10};
+  const ValueShape large{.lanes = 1, .lane_bytes = 25 << 20, .chunk_bytes = 1 << 20};
+  h().open(64 * kMiB, 16 * kMiB);
+  for (uint64_t id = 1; id <= 40; ++id) ASSERT_TRUE(h().put(TestBatch(small, {id})));
+  ASSERT_TRUE(h().put(TestBatch(large, {0})));
+  uint32_t left = 0;
+  for (uint64_t id = 1; id <= 40; ++id) left += h().contains(id) ? 1 : 0;
+  EXPECT_GE(left, 24u) << "only what the large one needs goes";
+  EXPECT_TRUE(h().findable_and_intact(large, 0));
   h().check_bytes();
 }
 
@@ -172,6 +184,7 @@ TEST_P(StoreTest, TheNextSegmentIsOpenedBeforeTheActiveOneIsFull) {
   for (uint64_t id = 0; id < 20; ++id) EXPECT_TRUE(h().findable_and_intact(shape, id)) << id;
 }
 
+// Flash for 64 small values, 1,000 put: the oldest go, segment by segment.
 TEST_P(StoreTest, TheOldestValuesMakeRoomAndBytesStayBelowTheCapacity) {
   const ValueShape shape{.lanes = 2, .lane_bytes = 8192, .chunk_bytes = 8192};
   h().open(64 * 2 * 8192);

@@ -71,8 +71,8 @@ struct Kernels {
                        std::byte* scratch, const Partials& out) = nullptr;
 
   // The same for prompts, whose steps have many rows, with scratch of its own size. Where
-  // `prompts_differ`, its bits are not those of attend_split: a token is computed with one of them
-  // throughout.
+  // `prompts_differ`, its bits are not those of attend_split, and infinite inputs give NaN: a token
+  // is computed with one of them throughout.
   bool prompts_differ = false;
   size_t (*prompt_scratch_bytes)(const HeadParameters&, uint32_t rows) = nullptr;
   void (*attend_split_prompt)(const HeadParameters&, const SplitPages&, const QueryRows&,

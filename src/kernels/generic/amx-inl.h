@@ -219,13 +219,21 @@ HWY_INLINE void pack_pair(FloatVector first, FloatVector second, uint32_t* hi, u
   hn::StoreU(pair_up(first_lo, second_lo), words, lo);
 }
 
+// NaN of any payload becomes the one that rounding keeps.
+HWY_INLINE FloatVector load_number(const float* from) {
+  const hn::RebindToUnsigned<FloatTag> words;
+  const FloatVector x = hn::LoadU(FloatTag(), from);
+  const FloatVector nan = hn::BitCast(FloatTag(), hn::Set(words, 0x7fc00000u));
+  return hn::IfThenElse(hn::IsNaN(x), nan, x);
+}
+
 // Rows of floats for A: [row][blocks of 32]; the last block may be half full.
 inline void pack_a(const float* from, size_t depth, std::byte* to) {
   for (size_t at = 0; at < depth; at += kTileDepth, to += kBlockBytes) {
-    const FloatVector first = hn::LoadU(FloatTag(), from + at);
+    const FloatVector first = load_number(from + at);
     const bool whole = at + kTileDepth <= depth;
     const FloatVector second =
-        whole ? hn::LoadU(FloatTag(), from + at + kTileDepth / 2) : hn::Zero(FloatTag());
+        whole ? load_number(from + at + kTileDepth / 2) : hn::Zero(FloatTag());
     auto* words = reinterpret_cast<uint32_t*>(to);
     pack_pair<From::kF32>(first, second, words, words + kTileColumns);
   }
