@@ -34,7 +34,8 @@ struct TokenHeader {
 };
 static_assert(sizeof(TokenHeader) == 8);
 
-enum class Codec : uint8_t { kF16 = 1 };
+// kI8..kI2: the low-bit codecs of kernels/codec.h.
+enum class Codec : uint8_t { kF16 = 1, kI8 = 2, kI4 = 3, kI3 = 4, kI2 = 5 };
 
 // The header page, little-endian, zero-padded to kHeaderBytes.
 struct BlockHeader {

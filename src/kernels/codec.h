@@ -1,0 +1,89 @@
+// Low-bit codecs for pages of K and V, and the rotation that makes vectors easier to encode.
+//
+// A page is a matrix of F16 values: K is [head_dim][64 tokens], V is [64 tokens][head_dim]. Each
+// row is encoded on its own in groups of up to 64 columns (80 columns: groups of 64 and 16):
+//
+//   value = min + scale * code      scale and min: F16, one pair per group
+//                                   code: 0 .. 2^bits - 1
+//
+//   encoded page: | {scale, min} of every group | codes of every group |
+//                 both [row][group]; scale and min are little-endian F16
+//
+// The codes of a group of `width` columns are one bit plane, or for kI3 a plane of the two low bits
+// followed by a plane of the high bit. A plane of b bits per code has width * b / 8 bytes. Its byte
+// i holds the codes of columns i, i + stride, i + 2 * stride ... with stride = width * b / 8, the
+// first one in the lowest bits. So consecutive bytes hold consecutive columns and a vector of bytes
+// is unpacked by one shift and one mask. 64 columns:
+//
+//   4 bits, 32 bytes: byte i = | column i + 32 | column i |
+//   2 bits, 16 bytes: byte i = | column i + 48 | column i + 32 | column i + 16 | column i |
+//   1 bit,   8 bytes: byte i = | column i + 56 | ... | column i + 8 | column i |
+//
+//   codec   bits per value, scale and min included
+//           groups of 64   80 columns   96 columns   groups of 16
+//   kI8     8.5            8.8          8.67         10
+//   kI4     4.5            4.8          4.67         6
+//   kI3     3.5            3.8          3.67         5
+//   kI2     2.5            2.8          2.67         4
+//
+// Finite input gives finite floats; the largest may exceed 65504, F16's maximum, by up to one step.
+// A group with NaN or infinity is decoded as NaN throughout, so that damage stays visible. -0 is
+// decoded as +0.
+//
+// Every instruction set encodes to the same bytes and decodes to the same floats.
+//
+// Thread-safe: no state of their own; each call writes only the memory it is given.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/result.h"
+#include "kernels/attention.h"
+#include "kv/layout.h"
+
+namespace hifc::kernels {
+
+inline constexpr uint32_t kGroupColumns = 64;
+
+struct PageFormat {
+  kv::Codec codec = kv::Codec::kI8;
+  uint32_t rows = 0;     // at least 1
+  uint32_t columns = 0;  // multiple of 16, at most 512
+};
+
+struct RowRange {
+  uint32_t first = 0;
+  uint32_t count = 0;
+};
+
+// Bits of a code; 16 for kF16.
+uint32_t code_bits(kv::Codec codec);
+
+// Bytes of an encoded page; for kF16 those of the page itself.
+size_t page_bytes(const PageFormat& format);
+
+// One instruction set's codecs. Formats may not be kF16. No pointer needs an alignment.
+struct Codecs {
+  Isa isa = Isa::kPortable;
+
+  // page: F16 bits [rows][columns]; encoded: page_bytes(format).
+  void (*encode)(const PageFormat& format, const uint16_t* page, std::byte* encoded) = nullptr;
+
+  // Rows [first, first + count) of an encoded page; out: [count][columns]. Any bytes may be
+  // decoded, though damaged ones give meaningless floats. (Scales that are no numbers, which
+  // `encode` never writes, give NaN whose sign and payload depend on the instruction set.)
+  void (*decode)(const PageFormat& format, RowRange rows, const std::byte* encoded,
+                 float* out) = nullptr;
+
+  // Orthonormal Walsh-Hadamard transform of each vector, in place: channels are taken in blocks of
+  // the largest power of two that is left (128; 80 = 64 + 16; 96 = 64 + 32). It is its own inverse,
+  // keeps dot products and spreads an outlier channel over its block. head_dim: a multiple of 16,
+  // at most 512; vectors: [count][head_dim].
+  void (*rotate)(uint32_t head_dim, uint32_t count, float* vectors) = nullptr;
+};
+
+// The codecs of one instruction set; kUnsupported where the CPU or the build lacks it.
+Result<const Codecs*> codecs_for(Isa isa);
+
+}  // namespace hifc::kernels
