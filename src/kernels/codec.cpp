@@ -170,7 +170,8 @@ Result<const Codecs*> codecs_for(Isa isa) {
   if (isa == Isa::kAvx2 && (cpu & HWY_AVX2) != 0) return N_AVX2::codecs(isa);
 #endif
 #if HWY_TARGETS & HWY_AVX3
-  if (isa == Isa::kAvx512 && (cpu & HWY_AVX3) != 0) return N_AVX3::codecs(isa);
+  const bool vectors_of_512 = isa == Isa::kAvx512 || isa == Isa::kAmx;
+  if (vectors_of_512 && (cpu & HWY_AVX3) != 0) return N_AVX3::codecs(Isa::kAvx512);
 #endif
   return failure(Code::kUnsupported,
                  fmt::format("this CPU or build has no {} codecs", to_string(isa)));

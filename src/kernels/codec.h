@@ -83,7 +83,8 @@ struct Codecs {
   void (*rotate)(uint32_t head_dim, uint32_t count, float* vectors) = nullptr;
 };
 
-// The codecs of one instruction set; kUnsupported where the CPU or the build lacks it.
+// The codecs of one instruction set; kAmx has those of kAvx512. kUnsupported where the CPU or the
+// build lacks it.
 Result<const Codecs*> codecs_for(Isa isa);
 
 }  // namespace hifc::kernels

@@ -481,5 +481,11 @@ TEST(Rotation, SpreadsAnOutlier) {
   });
 }
 
+TEST(Codecs, AmxHasThoseOfAvx512) {
+  const auto avx512 = codecs_for(Isa::kAvx512), amx = codecs_for(Isa::kAmx);
+  ASSERT_EQ(avx512.has_value(), amx.has_value());
+  if (amx) EXPECT_EQ(*amx, *avx512);
+}
+
 }  // namespace
 }  // namespace hifc::kernels
