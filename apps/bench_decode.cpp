@@ -189,7 +189,7 @@ class DecodeBench {
   static std::vector<BenchReport::Target> targets(uint32_t context, double hot_ratio) {
     using Bound = BenchReport::Bound;
     if (hot_ratio == 1.0)
-      return {{"speedup", Bound::kAtLeast, context >= 8000 ? 1.6 : context <= 512 ? 0.97 : 1.0}};
+      return {{"speedup", Bound::kAtLeast, context >= 8000 ? 2.3 : context <= 512 ? 0.97 : 1.0}};
     if (context >= 8000 && hot_ratio == 0.6) return {{"roofline_ratio", Bound::kAtMost, 1.25}};
     return {};
   }
