@@ -137,7 +137,7 @@ class Workload {
     layers_ = static_cast<uint32_t>((kWorkingSetBytes + layer_bytes - 1) / layer_bytes);
   }
 
-  uint32_t splits() const { return (context_ + kSplitTokens - 1) / kSplitTokens; }
+  uint32_t splits() const { return context_ / kSplitTokens; }
   uint64_t split_bytes() const {
     return uint64_t{kSplitTokens} * shape_.kv_heads * shape_.head_dim * 2 * sizeof(uint16_t);
   }
@@ -339,9 +339,7 @@ void add_bench_attention(CLI::App& bench, Action& chosen) {
       ->check(CLI::Range(0.01, 3600.0))
       ->type_name("S")
       ->capture_default_str();
-  attention->add_flag("--json", options->output.json, "Print JSON");
-  attention->add_flag("--enforce", options->output.enforce,
-                      "Exit status 3 when a target is missed");
+  add_output_flags(*attention, options->output);
   attention->callback([=, &chosen] { chosen = [=] { return AttentionBench(*options)(); }; });
 }
 

@@ -233,8 +233,7 @@ void add_bench_flash(CLI::App& bench, Action& chosen) {
       ->check(CLI::Range(0u, 100'000'000u))
       ->type_name("N,...")
       ->capture_default_str();
-  flash->add_flag("--json", options->output.json, "Print JSON");
-  flash->add_flag("--enforce", options->output.enforce, "Exit status 3 when a target is missed");
+  add_output_flags(*flash, options->output);
   flash->callback([=, &chosen] { chosen = [=] { return FlashBench(*options)(); }; });
 }
 

@@ -24,8 +24,7 @@ std::shared_ptr<ModelBenchOptions> add_model_bench_options(CLI::App& command,
       ->check(positive)
       ->type_name("N")
       ->capture_default_str();
-  command.add_flag("--json", options->output.json, "Print JSON");
-  command.add_flag("--enforce", options->output.enforce, "Exit status 3 when a target is missed");
+  add_output_flags(command, options->output);
   command.add_option("--hot-ratio", options->hot_ratios, "Shares of the KV that stay hot")
       ->delimiter(',')
       ->check(CLI::Range(0.0, 1.0))

@@ -4,6 +4,7 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
@@ -94,6 +95,11 @@ std::string BenchReport::table() const {
       table.add_row({"", row["pass"].get<bool>() ? "pass" : "MISSED", "", ""});
   }
   return text + table.to_string();
+}
+
+void add_output_flags(CLI::App& command, BenchOutput& output) {
+  command.add_flag("--json", output.json, "Print JSON");
+  command.add_flag("--enforce", output.enforce, "Exit status 3 when a target is missed");
 }
 
 int publish(const BenchReport& report, const BenchOutput& output) {

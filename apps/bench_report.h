@@ -8,6 +8,10 @@
 
 #include "base/result.h"
 
+namespace CLI {
+class App;
+}  // namespace CLI
+
 namespace hifc::apps {
 
 // { "bench", "commit", "build", "machine", "parameters", "rows": [ { "name", "metrics", "target",
@@ -41,6 +45,9 @@ struct BenchOutput {
   bool json = false;
   bool enforce = false;  // exit status 3 when a target is missed
 };
+
+// --json and --enforce.
+void add_output_flags(CLI::App& command, BenchOutput& output);
 
 // Prints the report to standard output and gives the exit status.
 int publish(const BenchReport& report, const BenchOutput& output);

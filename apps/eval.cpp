@@ -217,8 +217,7 @@ void add_eval_command(CLI::App& app, Action& chosen) {
   eval->add_option("--tokens", options->tokens, "Tokens of the text to use; 0: all that fit")
       ->capture_default_str();
   eval->add_flag("-q,--quiet", options->quiet, "No progress bar");
-  eval->add_flag("--json", options->output.json, "Print JSON");
-  eval->add_flag("--enforce", options->output.enforce, "Exit status 3 when a target is missed");
+  add_output_flags(*eval, options->output);
   options->config = std::make_unique<ConfigOptions>(*eval);
   eval->callback([options, &chosen] { chosen = [options] { return Eval(*options)(); }; });
 }

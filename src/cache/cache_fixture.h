@@ -99,7 +99,6 @@ struct CacheSetup {
   PrefetchOptions prefetch = {};
   const std::atomic<bool>* cancelled = nullptr;
   uint32_t generated_from = 0;  // position of the first token that is not of a prompt
-  kernels::Rounding rounding = kernels::Rounding::kFastest;
 };
 
 inline CacheSetup in_memory(const kv::ModelShape& shape, uint32_t tokens,
@@ -139,7 +138,7 @@ class Session {
                                           .clock = setup_.clock};
     HIFC_ASSIGN(tiers, setup_.own_ring != nullptr ? tier::Tiers::create(options, *setup_.own_ring)
                                                   : tier::Tiers::create(options));
-    HIFC_ASSIGN(const kernels::Kernels* kernels, kernels::select_kernels(setup_.rounding));
+    HIFC_ASSIGN(const kernels::Kernels* kernels, kernels::select_kernels());
     HIFC_ASSIGN(cache, KvCache::create({.shape = inputs_.shape,
                                         .block_tokens = setup_.block_tokens,
                                         .fingerprint = {setup_.fingerprint},

@@ -17,9 +17,8 @@ using kernels::kSplitTokens;
 constexpr uint32_t kFewRows = 48;
 constexpr size_t kScratchAlignment = 64;
 
-size_t kernel_bytes(const kernels::Kernels& kernels, uint32_t head_dim) {
+size_t kernel_bytes(const kernels::Kernels& kernels, uint32_t head_dim, uint32_t rows) {
   const kernels::HeadParameters head{.head_dim = head_dim};
-  const uint32_t rows = std::max(kFewRows, kernels.tile_rows);
   return std::max(kernels.scratch_bytes(head, rows), kernels.prompt_scratch_bytes(head, rows));
 }
 
@@ -40,8 +39,8 @@ TieredAttention::TieredAttention(const kernels::Kernels& kernels, const kv::Mode
       parallel_(parallel),
       group_size_(shape.query_heads / shape.kv_heads) {
   HIFC_CHECK(shape.query_heads % shape.kv_heads == 0);
-  const size_t rows = std::max(kFewRows, tile_rows());
-  const size_t bytes = kernel_bytes(kernels_, shape.head_dim) +
+  const size_t rows = scratch_rows();
+  const size_t bytes = kernel_bytes(kernels_, shape.head_dim, scratch_rows()) +
                        rows * (2 * sizeof(uint32_t) + (shape.head_dim + 2) * sizeof(float)) +
                        4 * kScratchAlignment;
   scratch_.assign(parallel.threads(), std::vector<std::byte>(bytes));
@@ -58,8 +57,9 @@ TieredAttention::Scratch TieredAttention::scratch(uint32_t thread) {
     return taken;
   };
   Scratch scratch;
-  const size_t rows = std::max(kFewRows, tile_rows());
-  scratch.kernel = static_cast<std::byte*>(take(kernel_bytes(kernels_, shape_.head_dim)));
+  const size_t rows = scratch_rows();
+  scratch.kernel =
+      static_cast<std::byte*>(take(kernel_bytes(kernels_, shape_.head_dim, scratch_rows())));
   scratch.begin = static_cast<uint32_t*>(take(2 * rows * sizeof(uint32_t)));
   scratch.end = scratch.begin + rows;
   scratch.partials.o = static_cast<float*>(take(rows * (shape_.head_dim + 2) * sizeof(float)));
@@ -79,6 +79,10 @@ kernels::Partials TieredAttention::split_partials(uint32_t split, uint32_t kv_he
   const size_t index = size_t{split - first_split_} * shape_.kv_heads + kv_head;
   float* base = partials_.data() + index * rows_ * (shape_.head_dim + 2);
   return {.max = base, .sum = base + rows_, .o = base + 2 * size_t{rows_}};
+}
+
+uint32_t TieredAttention::scratch_rows() const {
+  return std::max(kFewRows, tile_rows());
 }
 
 uint32_t TieredAttention::tiles() const {

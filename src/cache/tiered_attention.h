@@ -75,6 +75,7 @@ class TieredAttention {
               const Scratch& scratch, const kernels::Partials& out) const;
   uint32_t tiles() const;
   uint32_t tile_rows() const { return kernels_.tile_rows; }
+  uint32_t scratch_rows() const;  // the most of one kernel call
 
   const kernels::Kernels& kernels_;
   kv::ModelShape shape_;

@@ -28,10 +28,10 @@ uint64_t segment_bytes_for(uint64_t size_bytes, uint64_t records) {
   return kSegmentHeaderBytes + size_bytes + checkpoint_bytes(records);
 }
 
-bool has_room(const Segment& segment, uint64_t size_bytes, uint64_t records) {
-  const uint64_t checkpoint = checkpoint_bytes(segment.reserved_entries + records);
-  return segment.takes_batches() &&
-         segment.tail_bytes + size_bytes + checkpoint <= segment.size_bytes;
+bool has_room(const Segment* segment, uint64_t size_bytes, uint64_t records) {
+  if (segment == nullptr || !segment->takes_batches()) return false;
+  const uint64_t checkpoint = checkpoint_bytes(segment->reserved_entries + records);
+  return segment->tail_bytes + size_bytes + checkpoint <= segment->size_bytes;
 }
 
 }  // namespace
@@ -79,17 +79,18 @@ Segment* SegmentPool::find(uint32_t number) const {
 }
 
 bool SegmentPool::needs_segment(uint64_t size_bytes, uint64_t records) const {
-  const auto fits = [&](const Segment* segment) {
-    return segment != nullptr && has_room(*segment, size_bytes, records);
-  };
-  return !fits(active_) && !fits(next_);
+  return !has_room(active_, size_bytes, records) && !has_room(next_, size_bytes, records);
 }
 
 Result<void> SegmentPool::check_room(uint64_t size_bytes, uint64_t records) const {
   if (!needs_segment(size_bytes, records)) return {};
-  const uint64_t needed = segment_bytes_for(size_bytes, records);
-  if (unretirable_bytes() + untouchable_bytes_ + needed <= options_.capacity_bytes) return {};
-  return std::unexpected(no_room(needed));
+  return check_capacity(segment_bytes_for(size_bytes, records));
+}
+
+Result<void> SegmentPool::check_capacity(uint64_t needed_bytes) const {
+  const uint64_t bytes = unretirable_bytes() + untouchable_bytes_ + needed_bytes;
+  if (bytes <= options_.capacity_bytes) return {};
+  return std::unexpected(no_room(needed_bytes));
 }
 
 Result<SegmentPool::Place> SegmentPool::place(uint64_t size_bytes, uint64_t records) {
@@ -101,7 +102,7 @@ Result<SegmentPool::Place> SegmentPool::place(uint64_t size_bytes, uint64_t reco
     begin(*next_);
     place.opened = true;
   }
-  if (active_ == nullptr || !has_room(*active_, size_bytes, records))
+  if (!has_room(active_, size_bytes, records))
     place.filled = std::exchange(active_, std::exchange(next_, nullptr));
   Segment& segment = *active_;
   place.segment = &segment;
@@ -125,8 +126,8 @@ Result<Segment*> SegmentPool::choose_next(uint64_t size_bytes, uint64_t records)
   HIFC_CHECK(next_ == nullptr && active_ != nullptr && !idle(*active_));
   const uint64_t needed = segment_bytes_for(size_bytes, records);
   // Nothing is retired in vain, nor for another batch as large as a rare one.
-  const bool fits = unretirable_bytes() + untouchable_bytes_ + needed <= options_.capacity_bytes;
-  if (needed > options_.segment_bytes || !fits) return std::unexpected(no_room(needed));
+  if (needed > options_.segment_bytes) return std::unexpected(no_room(needed));
+  HIFC_TRY(check_capacity(needed));
   HIFC_ASSIGN(next_, acquire(needed));
   begin(*next_);
   return next_;

@@ -94,6 +94,8 @@ class SegmentPool {
   uint64_t retired_values() const { return retired_values_; }
 
  private:
+  // Whether retiring can make so much room.
+  Result<void> check_capacity(uint64_t needed_bytes) const;
   Result<Segment*> acquire(uint64_t needed_bytes);
   Result<Segment*> grow(uint64_t needed_bytes);
   struct NewFile {

@@ -103,7 +103,7 @@ struct PackedTiles {  // B
 // C of kRowTiles x kColumnTiles tiles, at most 4, is kept in tiles from zero() to store().
 template <int kRowTiles, int kColumnTiles>
 struct Accumulator {
-  static_assert(kRowTiles == 1 ? kColumnTiles <= 4 : kRowTiles * kColumnTiles <= 4);
+  static_assert(kRowTiles <= 2 && kRowTiles * kColumnTiles <= 4);
 
   HWY_INLINE static void zero() {
     zero_tile<0>();

@@ -44,11 +44,10 @@ struct Weights {
   float max = kMinusInfinity, sum = 0;
 };
 
-// Turns a row's dot products into weights, over `pages` (others it does not see), and gives them to
-// store(token, first, second), a block of 32 tokens at a time.
-template <class Store>
+// Turns a row's dot products into weights, packed for A in place, over `pages` (others it does not
+// see).
 HWY_INLINE Weights weigh_row(float* scores, Range range, const HeadParameters& head,
-                             std::span<const uint32_t> pages, const Store& store) {
+                             std::span<const uint32_t> pages) {
   float scale = head.scale, max = kMinusInfinity;
   if (range.empty()) {
     range = {};
@@ -72,7 +71,8 @@ HWY_INLINE Weights weigh_row(float* scores, Range range, const HeadParameters& h
         first = weigh(t), second = weigh(t + kTileColumns);
         sum = hn::Add(sum, first), sum2 = hn::Add(sum2, second);
       }
-      store(t, first, second);
+      auto* words = reinterpret_cast<uint32_t*>(scores + t);
+      pack_pair<From::kF32>(first, second, words, words + kTileColumns);
     }
   return {.max = max, .sum = hn::GetLane(hn::SumOfLanes(d, hn::Add(sum, sum2)))};
 }
@@ -232,10 +232,9 @@ class SplitAttention {
     for (const uint32_t index : indexes) {
       PackedRows weights[] = {weight_rows(0), weight_rows(1)};
       for (PackedRows& rows : weights) rows.data += seen_.index[index] * kTokenBlocks * kBlockBytes;
-      for (size_t block = 0; block < kTokenBlocks; ++block) {
-        Sums::add(weights[0], weights[1], {packed_v(index, block) + tile * kPackedTileBytes, 0}, 1);
-        for (PackedRows& rows : weights) rows.data += kBlockBytes;
-      }
+      Sums::add(weights[0], weights[1],
+                {packed_v(index, 0) + tile * kPackedTileBytes, v_page_bytes(head_) / kTokenBlocks},
+                kTokenBlocks);
     }
     Sums::store(out_.o + size_t{first} * head_.head_dim + tile * kTileColumns,
                 out_.o + size_t{second} * head_.head_dim + tile * kTileColumns,
@@ -245,12 +244,8 @@ class SplitAttention {
   void weigh(uint32_t row, float* scores, std::span<const uint32_t> indexes) {
     std::array<uint32_t, kSplitPages> pages;
     for (size_t i = 0; i < indexes.size(); ++i) pages[i] = seen_.index[indexes[i]];
-    const auto pack = [&](uint32_t token, FloatVector first, FloatVector second) HWY_ATTR {
-      auto* words = reinterpret_cast<uint32_t*>(scores + token);
-      pack_pair<From::kF32>(first, second, words, words + kTileColumns);
-    };
-    const Weights weights = weigh_row(scores, row_range(rows_, row), head_,
-                                      std::span(pages).first(indexes.size()), pack);
+    const Weights weights =
+        weigh_row(scores, row_range(rows_, row), head_, std::span(pages).first(indexes.size()));
     out_.max[row] = weights.max, out_.sum[row] = weights.sum;
   }
 
