@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cstdlib>
 #include <vector>
 
@@ -19,16 +18,6 @@ std::unexpected<Error> refuse(std::string_view name, std::string_view value,
                               std::string_view accepted) {
   return failure(Code::kInvalid, fmt::format("{}: {} is not accepted; accepted is {}", name,
                                              quote(value), accepted));
-}
-
-// The whole of `text` as a number; empty when it is not one or does not fit.
-template <typename T>
-std::optional<T> to_number(std::string_view text) {
-  T value{};
-  const char* const end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
-  if (error != std::errc{} || stop != end) return std::nullopt;
-  return value;
 }
 
 template <typename T>

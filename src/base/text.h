@@ -1,9 +1,12 @@
-// Small helpers for sentences that quote what a user wrote.
+// Small helpers for what a user wrote, and for sentences that quote it.
 #pragma once
 
+#include <charconv>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <system_error>
 
 namespace hifc {
 
@@ -14,5 +17,15 @@ std::string quote(std::string_view text);
 // The candidate that `word` most likely misspells (edit distance, case ignored), or "" when none is
 // close enough to suggest.
 std::string_view nearest_name(std::string_view word, std::span<const std::string_view> candidates);
+
+// The whole of `text` as a number; empty when it is not one or does not fit.
+template <typename T>
+std::optional<T> to_number(std::string_view text) {
+  T value{};
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc{} || stop != end) return std::nullopt;
+  return value;
+}
 
 }  // namespace hifc

@@ -49,16 +49,6 @@ std::string_view take_digits(std::string_view& text) {
   return digits;
 }
 
-// False when the value does not fit 64 bits.
-bool to_number(std::string_view digits, uint64_t& value) {
-  value = 0;
-  for (const char digit : digits) {
-    if (__builtin_mul_overflow(value, 10u, &value)) return false;
-    if (__builtin_add_overflow(value, static_cast<uint64_t>(digit - '0'), &value)) return false;
-  }
-  return true;
-}
-
 const Unit* find_unit(std::string_view name) {
   for (const Unit& unit : kUnits) {
     if (unit.name == name) return &unit;
@@ -93,8 +83,9 @@ Result<uint64_t> parse_size(std::string_view text, std::string_view name) {
   const bool fraction_of_byte = unit != nullptr && unit->size_bytes == 1 && !decimals.empty();
   if (unit == nullptr || fraction_of_byte) return not_a_size(text, name);
 
+  const auto number = to_number<uint64_t>(whole);
   uint64_t value = 0;
-  if (!to_number(whole, value) || __builtin_mul_overflow(value, unit->size_bytes, &value) ||
+  if (!number || __builtin_mul_overflow(*number, unit->size_bytes, &value) ||
       __builtin_add_overflow(value, fraction_bytes(decimals, unit->size_bytes), &value)) {
     return failure(Code::kInvalid,
                    fmt::format("{}: {} is too large; accepted are sizes up to {} "
