@@ -65,8 +65,7 @@ struct OpenedStore {
     std::vector<flash::PutValue> batch;
     for (uint64_t i = 0; i < count; ++i)
       batch.push_back({.key = bench_key(first + i),
-                       .lanes = {memory.data() + i * kValueBytes},
-                       .lane_bytes = kValueBytes});
+                       .lanes = {memory.span().subspan(i * kValueBytes, kValueBytes)}});
     return store->put(kShape, std::move(batch), std::move(done));
   }
 };

@@ -147,9 +147,9 @@ Result<void> BenchStore::put(const Goes& goes, const Stored& stored) {
 }
 
 Result<void> BenchStore::put_one(const Stored& stored) {
-  flash::PutValue value{.key = bench_key(put_), .lanes = {}, .lane_bytes = options_.lane_bytes};
+  flash::PutValue value{.key = bench_key(put_), .lanes = {}};
   const std::vector<size_t> buffers(free_buffers_.end() - options_.lanes, free_buffers_.end());
-  for (const size_t index : buffers) value.lanes.push_back(buffer(index));
+  for (const size_t index : buffers) value.lanes.push_back({buffer(index), options_.lane_bytes});
   std::vector<flash::PutValue> values;
   values.push_back(std::move(value));
   auto done = [this, buffers, stored, number = put_](Result<std::vector<flash::Handle>> handles) {

@@ -100,9 +100,7 @@ void GroupWriter::reuse(uint32_t index) {
   const auto accepted =
       tiers_.store().pin(sequence_.groups[index].key, [this, index](flash::Handle handle) {
         --in_flight_;
-        const bool fits = handle && handle.lanes() == sequence_.groups[index].blocks.size() &&
-                          handle.lane_bytes() == tiers_.block_bytes();
-        if (fits) return finish_group(index, std::move(handle));
+        if (tiers_.fits(handle)) return finish_group(index, std::move(handle));
         unusable_.insert(index);
         requeue(index);
       });
@@ -119,8 +117,8 @@ void GroupWriter::requeue(uint32_t group) {
 }
 
 flash::PutValue GroupWriter::value_of(const Group& group, const flash::Key& key) const {
-  flash::PutValue value{.key = key, .lanes = {}, .lane_bytes = tiers_.block_bytes()};
-  for (const Block& block : group.blocks) value.lanes.push_back(tiers_.data(block.frame));
+  flash::PutValue value{.key = key, .lanes = {}};
+  for (const Block& block : group.blocks) value.lanes.push_back(tiers_.span(block.frame));
   return value;
 }
 

@@ -59,15 +59,10 @@ class Finder {
       if (!pin(prefix.keys[i], pins, i)) break;
     }
     while (pins->in_flight > 0 && wait()) continue;
-    const auto usable = [&](const flash::Handle& handle) { return fits(handle); };
+    const auto usable = [&](const flash::Handle& handle) { return tiers_.fits(handle); };
     const auto end = std::ranges::find_if_not(pins->handles, usable);
     prefix.handles.assign(pins->handles.begin(), end);
     prefix.keys.resize(prefix.handles.size());
-  }
-
-  bool fits(const flash::Handle& handle) const {
-    return handle && handle.lanes() == tiers_.blocks_per_group() &&
-           handle.lane_bytes() == tiers_.block_bytes();
   }
 
   bool pin(const flash::Key& key, const std::shared_ptr<Pins>& pins, size_t index) {
@@ -106,7 +101,7 @@ class Finder {
       pins->handles.resize(1);
       if (pin(key, pins, 0))
         while (pins->in_flight > 0 && wait()) continue;
-      if (!fits(pins->handles.front())) continue;
+      if (!tiers_.fits(pins->handles.front())) continue;
       prefix.tail = {.handle = std::move(pins->handles.front()),
                      .stored_tokens = static_cast<uint32_t>(count),
                      .valid_tokens = valid};

@@ -114,15 +114,15 @@ void ValueReader::pinned(const std::shared_ptr<Job>& job, flash::Handle handle) 
 // Lanes follow each other in the value.
 void ValueReader::split(const std::shared_ptr<Job>& job) {
   const ReadRequest& request = *job->request;
-  const uint64_t lane_bytes = job->handle.lane_bytes();
-  const uint64_t begin = request.extent == ReadRequest::Extent::kRange ? request.offset_bytes : 0;
+  uint64_t begin = request.extent == ReadRequest::Extent::kRange ? request.offset_bytes : 0;
   std::span<std::byte> target = job->target;
-  for (uint64_t offset = begin; !target.empty();) {
-    const uint64_t in_lane = offset % lane_bytes;
-    const uint64_t bytes = std::min<uint64_t>(target.size(), lane_bytes - in_lane);
-    split_lane(job, static_cast<uint32_t>(offset / lane_bytes), in_lane, target.first(bytes));
+  for (uint32_t lane = 0; !target.empty(); ++lane) {
+    const uint64_t skipped = std::min(begin, job->handle.lane_bytes(lane));
+    const uint64_t bytes =
+        std::min<uint64_t>(target.size(), job->handle.lane_bytes(lane) - skipped);
+    if (bytes > 0) split_lane(job, lane, skipped, target.first(bytes));
     target = target.subspan(bytes);
-    offset += bytes;
+    begin -= skipped;
   }
 }
 
@@ -130,7 +130,7 @@ void ValueReader::split(const std::shared_ptr<Job>& job) {
 void ValueReader::split_lane(const std::shared_ptr<Job>& job, uint32_t lane, uint64_t begin,
                              std::span<std::byte> target) {
   const uint64_t chunk = job->handle.chunk_bytes();
-  const uint64_t lane_bytes = job->handle.lane_bytes();
+  const uint64_t lane_bytes = job->handle.lane_bytes(lane);
   const uint64_t step = std::max(chunk, round_down(kPieceBytes, chunk));
   const uint64_t end = begin + target.size();
   // Whole chunks that can be read where they belong; what comes before and after is copied.

@@ -11,9 +11,9 @@ namespace {
 
 constexpr uint64_t kPageBytes = io::kAlignment;
 
-// docs/flash-format.md: a record in the batch header, one in the checkpoint, and a checksum for
-// each page, the smallest chunk.
-constexpr uint64_t kRecordBytes = 2 * 48;
+// docs/flash-format.md: a record and a lane's length in the batch header, a record in the
+// checkpoint, and a checksum for each page, the smallest chunk.
+constexpr uint64_t kRecordBytes = 40 + 4 + 48;
 constexpr uint64_t kChecksumBytes = 8;
 
 constexpr uint64_t pages_of(uint64_t bytes) {
@@ -84,11 +84,12 @@ void WriteBatch::seal() {
   HIFC_CHECK(sealed_.empty());
   for (const auto& [key, place] : places_)
     sealed_.push_back({.key = key,
-                       .lanes = {memory_.data() + place.offset_bytes},
-                       .lane_bytes = pages_of(place.size_bytes) * kPageBytes,
+                       .lanes = {memory_.span().subspan(place.offset_bytes,
+                                                        pages_of(place.size_bytes) * kPageBytes)},
                        .size_bytes = place.size_bytes});
   // Neighbours in time are neighbours on flash.
-  std::ranges::sort(sealed_, {}, [](const flash::PutValue& value) { return value.lanes.front(); });
+  std::ranges::sort(sealed_, {},
+                    [](const flash::PutValue& value) { return value.lanes.front().data(); });
 }
 
 }  // namespace hifc::capi

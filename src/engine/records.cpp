@@ -54,7 +54,7 @@ std::optional<std::vector<std::byte>> read_record(tier::Tiers& tiers, const kv::
   });
   // Not in `transfer`, which may outlive the store.
   const flash::Handle handle = std::move(transfer->handle);
-  if (!pinned || !handle || handle.lanes() != 1 || handle.lane_bytes() != kRecordBytes)
+  if (!pinned || !handle || handle.lanes() != 1 || handle.lane_bytes(0) != kRecordBytes)
     return std::nullopt;
   const auto read = run(tiers, transfer, [&] {
     const flash::LaneRead lane{.handle = &handle, .memory = transfer->memory.data()};
@@ -78,8 +78,7 @@ Result<void> write_record(tier::Tiers& tiers, const kv::GroupKey& key,
   if (!transfer) return failure(Code::kInternal, "no memory for a record");
   std::ranges::copy(record, transfer->memory.data());
   const auto written = run(tiers, transfer, [&] {
-    flash::PutValue value{
-        .key = key, .lanes = {transfer->memory.data()}, .lane_bytes = kRecordBytes};
+    flash::PutValue value{.key = key, .lanes = {transfer->memory.span().first(kRecordBytes)}};
     return tiers.store().put(kShape, {std::move(value)},
                              [transfer](const Result<std::vector<flash::Handle>>& handles) {
                                transfer->outcome.emplace();

@@ -62,8 +62,10 @@ std::vector<T> take(std::span<const std::byte>& bytes, uint64_t count) {
   return items;
 }
 
-uint64_t records_bytes(uint64_t values, uint64_t removals) {
-  return sizeof(BatchHeader) + values * sizeof(ValueRecord) + removals * sizeof(RemovalRecord);
+// Of a batch header, without its checksums.
+uint64_t records_bytes(uint64_t values, uint64_t removals, uint64_t lanes) {
+  return sizeof(BatchHeader) + values * sizeof(ValueRecord) + removals * sizeof(RemovalRecord) +
+         values * lanes * sizeof(uint32_t);
 }
 
 // The bounds under which no sum or product below can overflow, nor a count ask for much memory.
@@ -74,23 +76,25 @@ bool plausible(const BatchHeader& header, const SegmentContext& segment, uint64_
          header.chunk_bytes > 0 && header.chunk_bytes % kPageBytes == 0 &&
          header.values <= kValuesMax && header.removals <= kValuesMax &&
          header.header_bytes % kPageBytes == 0 && header.header_bytes <= room &&
-         header.header_bytes >= records_bytes(header.values, header.removals) &&
-         uint64_t{header.lanes} * header.stripe_pages <= room / kPageBytes;
+         header.header_bytes >= records_bytes(header.values, header.removals, header.lanes) &&
+         header.payload_bytes % kPageBytes == 0 &&
+         header.payload_bytes <= room - header.header_bytes;
 }
 
-// Lanes lie behind one another without gaps, and every value's size fits its lanes.
+// No lane is empty, all of them fill the payload, and every value's size fits its lanes. A value
+// has at most kLanesMax lanes, each shorter than 2^44 bytes: their sum does not overflow.
 Result<void> check_values(const BatchContents& contents) {
-  uint64_t page = 0;
-  for (const ValueRecord& value : contents.values) {
-    if (value.lane_pages == 0 || value.stripe_page != page)
-      return corrupt("lanes of a batch do not follow each other");
-    if (value.size_bytes > contents.shape.lanes * (value.lane_pages * kPageBytes))
+  uint64_t bytes_left = contents.payload_bytes;
+  for (size_t value = 0; value < contents.values.size(); ++value) {
+    for (uint32_t lane = 0; lane < contents.shape.lanes; ++lane)
+      if (contents.lane_bytes(lane, value) == 0) return corrupt("a lane of a batch is empty");
+    const uint64_t bytes = contents.value_bytes(value);
+    if (bytes > bytes_left) return corrupt("the lanes of a batch are longer than it");
+    bytes_left -= bytes;
+    if (contents.values[value].size_bytes > bytes)
       return corrupt("a value of a batch is larger than its lanes");
-    page += value.lane_pages;
-    if (page * kPageBytes > contents.stripe_bytes) return corrupt("the lanes of a batch overlap");
   }
-  if (page * kPageBytes != contents.stripe_bytes)
-    return corrupt("the lanes of a batch do not fill it");
+  if (bytes_left > 0) return corrupt("the lanes of a batch do not fill it");
   for (const RemovalRecord& removal : contents.removals)
     if (removal.value > kValuesMax) return corrupt("a removal of a batch names no value");
   return {};
@@ -162,23 +166,42 @@ bool looks_like_segment(std::span<const std::byte> bytes) {
 
 // ---- batch ----
 
+uint64_t BatchContents::value_bytes(size_t value) const {
+  uint64_t bytes = 0;
+  for (uint32_t lane = 0; lane < shape.lanes; ++lane) bytes += lane_bytes(lane, value);
+  return bytes;
+}
+
+uint64_t BatchContents::checksum_count() const {
+  if (places.empty()) return 0;
+  const uint64_t last_bytes = lane_pages.back() * kPageBytes;
+  return places.back().first_checksum + chunks_of(last_bytes, shape.chunk_bytes);
+}
+
 void BatchContents::lay_out() {
-  uint64_t page = 0, sums = 0;
-  first_checksum.clear();
-  for (ValueRecord& value : values) {
-    value.stripe_page = static_cast<uint32_t>(page);
-    page += value.lane_pages;
-    first_checksum.push_back(sums);
-    sums += shape.lanes * chunks_of(value.lane_pages * kPageBytes, shape.chunk_bytes);
+  HIFC_CHECK(lane_pages.size() == values.size() * shape.lanes);
+  places.resize(lane_pages.size());
+  uint64_t sums = 0;
+  for (size_t i = 0; i < places.size(); ++i) {
+    places[i].first_checksum = sums;
+    sums += chunks_of(lane_pages[i] * kPageBytes, shape.chunk_bytes);
   }
-  stripe_bytes = page * kPageBytes;
-  header_bytes =
-      round_to_pages(records_bytes(values.size(), removals.size()) + sums * sizeof(uint64_t));
+  uint64_t page = 0;
+  for (uint32_t lane = 0; lane < shape.lanes; ++lane)
+    for (size_t value = 0; value < values.size(); ++value) {
+      const size_t i = lane_index(lane, value);
+      places[i].payload_page = page;
+      page += lane_pages[i];
+    }
+  payload_bytes = page * kPageBytes;
+  header_bytes = round_to_pages(records_bytes(values.size(), removals.size(), shape.lanes) +
+                                sums * sizeof(uint64_t));
 }
 
 void encode_batch_header(const BatchContents& contents, const SegmentContext& segment,
                          uint64_t offset_bytes, std::span<std::byte> target) {
   HIFC_CHECK(target.size() == contents.header_bytes);
+  HIFC_CHECK(contents.checksums.size() == contents.checksum_count());
   BatchHeader header = {};
   std::memcpy(header.magic, kBatchMagic, sizeof kBatchMagic);
   header.segment = segment.number;
@@ -186,12 +209,13 @@ void encode_batch_header(const BatchContents& contents, const SegmentContext& se
   header.chunk_bytes = contents.shape.chunk_bytes;
   header.values = static_cast<uint32_t>(contents.values.size());
   header.removals = static_cast<uint32_t>(contents.removals.size());
-  header.stripe_pages = static_cast<uint32_t>(contents.stripe_bytes / kPageBytes);
   header.offset_bytes = offset_bytes;
   header.header_bytes = contents.header_bytes;
+  header.payload_bytes = contents.payload_bytes;
   std::memcpy(target.data(), &header, sizeof header);
   std::byte* position = put(target.data() + sizeof header, contents.values);
   position = put(position, contents.removals);
+  position = put(position, contents.lane_pages);
   position = put(position, contents.checksums);
   HIFC_CHECK(position <= target.data() + target.size());
   seal(target, offsetof(BatchHeader, checksum), segment.nonce);
@@ -217,15 +241,13 @@ Result<BatchContents> decode_batch_header(std::span<const std::byte> bytes,
   auto rest = bytes.subspan(sizeof header);
   contents.values = take<ValueRecord>(rest, header.values);
   contents.removals = take<RemovalRecord>(rest, header.removals);
-  contents.stripe_bytes = uint64_t{header.stripe_pages} * kPageBytes;
+  contents.lane_pages = take<uint32_t>(rest, uint64_t{header.values} * header.lanes);
+  contents.payload_bytes = header.payload_bytes;
   HIFC_TRY(check_values(contents));
   contents.lay_out();
-  if (contents.header_bytes != header.header_bytes) return corrupt("the batch header is too short");
-  if (contents.size_bytes() > segment.size_bytes - offset_bytes)
-    return corrupt("the batch does not fit in its segment");
-  const uint64_t sums =
-      (contents.header_bytes - records_bytes(header.values, header.removals)) / sizeof(uint64_t);
-  contents.checksums = take<uint64_t>(rest, sums);  // with some of the padding
+  if (contents.header_bytes != header.header_bytes)
+    return corrupt("the batch header does not have the length of its records");
+  contents.checksums = take<uint64_t>(rest, contents.checksum_count());
   return contents;
 }
 

@@ -1,8 +1,9 @@
-// What the store writes to flash: layout version 2 (docs/flash-format.md).
+// What the store writes to flash: layout version 3 (docs/flash-format.md).
 //
 //   segment file   | segment header | batch | batch | ...          | unused | checkpoint |
 //   batch          | batch header | lane 0 of every value | lane 1 of every value | ...
-//   batch header   | BatchHeader | values | removals | checksums [value][lane][chunk] |
+//   batch header   | BatchHeader | values | removals | lane lengths [value][lane] |
+//                  | checksums [value][lane][chunk] |
 //   checkpoint     | entries | zeros | CheckpointTrailer |          ends with the file
 //
 // Integers are little-endian. Headers, lanes and checkpoints begin at multiples of io::kAlignment
@@ -27,7 +28,7 @@
 
 namespace hifc::flash {
 
-inline constexpr uint32_t kLayoutVersion = 2;
+inline constexpr uint32_t kLayoutVersion = 3;
 inline constexpr uint64_t kPageBytes = io::kAlignment;
 inline constexpr uint64_t kSegmentHeaderBytes = kPageBytes;
 inline constexpr uint32_t kLanesMax = 1u << 16;
@@ -64,23 +65,23 @@ struct BatchHeader {
   uint32_t chunk_bytes;
   uint32_t values;
   uint32_t removals;
-  uint32_t stripe_pages;  // one lane of every value
-  uint64_t offset_bytes;  // of this header in the segment file: tells a misdirected write
-  uint64_t header_bytes;  // with records, checksums and padding
-  uint64_t reserved;
-  uint64_t checksum;  // of the header's header_bytes, without this field
+  uint32_t reserved;
+  uint64_t offset_bytes;   // of this header in the segment file: tells a misdirected write
+  uint64_t header_bytes;   // with records, lengths, checksums and padding
+  uint64_t payload_bytes;  // of all lanes
+  uint64_t checksum;       // of the header's header_bytes, without this field
 };
 static_assert(sizeof(BatchHeader) == 64);
 static_assert(offsetof(BatchHeader, offset_bytes) == 32);
+static_assert(offsetof(BatchHeader, payload_bytes) == 48);
 static_assert(offsetof(BatchHeader, checksum) == 56);
 
 struct ValueRecord {
   Key key;
-  uint64_t size_bytes;   // of the value's bytes, so many count
-  uint32_t lane_pages;   // length of each lane
-  uint32_t stripe_page;  // where its lane begins among those of the other values
+  uint64_t size_bytes;  // of the bytes of its lanes, so many count
 };
-static_assert(sizeof(ValueRecord) == 48);
+static_assert(sizeof(ValueRecord) == 40);
+static_assert(offsetof(ValueRecord, size_bytes) == 32);
 
 // The value that was found at this location under this key has been removed.
 struct RemovalRecord {
@@ -164,28 +165,41 @@ struct SegmentContext {
   uint64_t size_bytes = 0;
 };
 
+// Where a lane and its checksums begin: sums over what comes before them, so that finding a lane
+// costs the same in a batch of any size.
+struct LanePlace {
+  uint64_t payload_page = 0;    // from the end of the batch header
+  uint64_t first_checksum = 0;  // in BatchContents::checksums
+};
+
 // What a batch header says. Also how the store keeps a batch in memory (batch.h).
 struct BatchContents {
   BatchShape shape;
   uint64_t header_bytes = 0;
-  uint64_t stripe_bytes = 0;  // one lane of every value
+  uint64_t payload_bytes = 0;
   std::vector<ValueRecord> values;
   std::vector<RemovalRecord> removals;
-  std::vector<uint64_t> checksums;       // [value][lane][chunk]
-  std::vector<uint64_t> first_checksum;  // [value]
+  std::vector<uint32_t> lane_pages;  // [value][lane]
+  std::vector<uint64_t> checksums;   // [value][lane][chunk]
+  std::vector<LanePlace> places;     // [value][lane]
 
-  uint64_t payload_bytes() const { return shape.lanes * stripe_bytes; }
-  uint64_t size_bytes() const { return header_bytes + payload_bytes(); }
-  uint64_t lane_bytes(size_t value) const { return values[value].lane_pages * kPageBytes; }
+  uint64_t size_bytes() const { return header_bytes + payload_bytes; }
+  size_t lane_index(uint32_t lane, size_t value) const { return value * shape.lanes + lane; }
+  uint64_t lane_bytes(uint32_t lane, size_t value) const {
+    return lane_pages[lane_index(lane, value)] * kPageBytes;
+  }
+  uint64_t value_bytes(size_t value) const;  // of all its lanes
   // Where a lane begins, from the beginning of the batch header.
   uint64_t lane_offset_bytes(uint32_t lane, size_t value) const {
-    return header_bytes + lane * stripe_bytes + values[value].stripe_page * kPageBytes;
+    return header_bytes + places[lane_index(lane, value)].payload_page * kPageBytes;
   }
   std::span<const uint64_t> lane_checksums(uint32_t lane, size_t value) const {
-    const uint64_t chunks = chunks_of(lane_bytes(value), shape.chunk_bytes);
-    return std::span(checksums).subspan(first_checksum[value] + lane * chunks, chunks);
+    return std::span(checksums).subspan(places[lane_index(lane, value)].first_checksum,
+                                        chunks_of(lane_bytes(lane, value), shape.chunk_bytes));
   }
-  // Sets header_bytes, stripe_bytes, each value's stripe_page and first_checksum from the rest.
+  // How many there are, once the batch is laid out.
+  uint64_t checksum_count() const;
+  // Sets header_bytes, payload_bytes and places from shape, lengths and the numbers of records.
   void lay_out();
 };
 

@@ -130,17 +130,13 @@ BatchContents batch(FuzzedDataProvider& data) {
   BatchContents contents;
   contents.shape = {.lanes = data.ConsumeIntegralInRange<uint32_t>(1, 4),
                     .chunk_bytes = data.ConsumeIntegralInRange<uint32_t>(1, 4) * 4096};
-  for (size_t i = data.ConsumeIntegralInRange<size_t>(0, 5); i > 0; --i) {
-    const auto pages = data.ConsumeIntegralInRange<uint32_t>(1, 3);
-    contents.values.push_back(
-        {.key = {}, .size_bytes = kPageBytes, .lane_pages = pages, .stripe_page = 0});
-  }
+  contents.values.resize(data.ConsumeIntegralInRange<size_t>(0, 5));
+  for (ValueRecord& value : contents.values) value.size_bytes = kPageBytes;
+  contents.lane_pages.resize(contents.values.size() * contents.shape.lanes);
+  for (uint32_t& pages : contents.lane_pages) pages = data.ConsumeIntegralInRange<uint32_t>(1, 3);
   contents.removals.resize(data.ConsumeIntegralInRange<size_t>(0, 3));
   contents.lay_out();
-  for (const ValueRecord& value : contents.values)
-    contents.checksums.resize(contents.checksums.size() +
-                              contents.shape.lanes * chunks_of(value.lane_pages * kPageBytes,
-                                                               contents.shape.chunk_bytes));
+  contents.checksums.resize(contents.checksum_count());
   return contents;
 }
 
@@ -241,16 +237,39 @@ void check_lanes(const BatchContents& contents) {
   for (uint32_t lane = 0; lane < contents.shape.lanes && !contents.values.empty(); ++lane) {
     for (size_t value = 0; value < contents.values.size(); ++value) {
       expect(contents.lane_offset_bytes(lane, value) == position, "lanes follow each other");
-      position += contents.lane_bytes(value);
+      const uint64_t bytes = contents.lane_bytes(lane, value);
+      expect(bytes > 0, "no lane is empty");
+      position += bytes;
       const auto sums = contents.lane_checksums(lane, value);  // checks its bounds
-      expect(sums.size() == chunks_of(contents.lane_bytes(value), contents.shape.chunk_bytes),
+      expect(sums.size() == chunks_of(bytes, contents.shape.chunk_bytes),
              "each chunk has a checksum");
     }
   }
   expect(position == contents.size_bytes(), "lanes fill the batch");
-  for (const ValueRecord& value : contents.values)
-    expect(value.size_bytes <= contents.shape.lanes * value.lane_pages * kPageBytes,
+  for (size_t value = 0; value < contents.values.size(); ++value)
+    expect(contents.values[value].size_bytes <= contents.value_bytes(value),
            "a value fits its lanes");
+}
+
+// The checksums of each lane follow those of the one before: [value][lane][chunk].
+void check_checksums(const BatchContents& contents) {
+  const uint64_t* position = contents.checksums.data();
+  for (size_t value = 0; value < contents.values.size(); ++value)
+    for (uint32_t lane = 0; lane < contents.shape.lanes; ++lane) {
+      const auto sums = contents.lane_checksums(lane, value);
+      expect(sums.data() == position, "checksums follow each other");
+      position += sums.size();
+    }
+  expect(position == contents.checksums.data() + contents.checksums.size(),
+         "each checksum is a chunk's");
+}
+
+// Behind the last checksum.
+size_t padding_begin(const BatchContents& contents) {
+  return sizeof(BatchHeader) + contents.values.size() * sizeof(ValueRecord) +
+         contents.removals.size() * sizeof(RemovalRecord) +
+         contents.lane_pages.size() * sizeof(uint32_t) +
+         contents.checksums.size() * sizeof(uint64_t);
 }
 
 void check_entries(const BatchContents& contents, const Input& input) {
@@ -281,9 +300,11 @@ void check_batch_header(const Input& input) {
   expect(looks_like_batch(page), "what decodes looks like a batch");
   expect(contents->size_bytes() <= input.segment.size_bytes - input.offset_bytes, "a batch fits");
   check_lanes(*contents);
+  check_checksums(*contents);
   check_entries(*contents, input);
   Bytes expected(bytes.begin(), bytes.end());
-  write_as(std::span(expected).subspan(offsetof(BatchHeader, reserved)), uint64_t{0});
+  write_as(std::span(expected).subspan(offsetof(BatchHeader, reserved)), uint32_t{0});
+  std::ranges::fill(std::span(expected).subspan(padding_begin(*contents)), std::byte{0});
   seal(expected, Structure::kBatchHeader);
   Bytes again(*length);
   encode_batch_header(*contents, input.segment, input.offset_bytes, again);

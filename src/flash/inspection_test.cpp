@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "flash/format_fixture.h"
 #include "flash/inspection_fixture.h"
 
 namespace hifc::flash {
@@ -90,6 +91,29 @@ TEST_F(InspectionTest, ADamagedPayloadByteNamesValueAndLane) {
       disk_.flip_byte(place.path, offset);
     }
   }
+}
+
+TEST_F(InspectionTest, ADamagedByteOfALaneOfAnyLengthNamesThatLane) {
+  constexpr ValueShape kUneven{
+      .lanes = 4, .lane_bytes = 4096, .chunk_bytes = 8192, .lane_bytes_max = 28672};
+  open();
+  ASSERT_TRUE(h_.put(TestBatch(kUneven, {0, 1, 2})));
+  close();
+  for (const uint64_t id : {0u, 1u, 2u}) {
+    const Place place = place_of(id);
+    for (uint32_t lane = 0; lane < kUneven.lanes; ++lane)
+      for (const uint64_t at : {uint64_t{0}, kUneven.length(id, 0, lane) - 1}) {
+        SCOPED_TRACE(fmt::format("byte {} of lane {} of value {}", at, lane, id));
+        disk_.flip_byte(place.path, place.lane_offset_bytes(lane) + at);
+        const Inspection found = look();
+        ASSERT_EQ(found.damaged_values.size(), 1u);
+        EXPECT_EQ(found.damaged_values[0].key, key_of(id));
+        EXPECT_EQ(found.damaged_values[0].lanes, std::vector<uint32_t>{lane});
+        EXPECT_EQ(found.damaged_values[0].offset_bytes, place.lane_offset_bytes(lane));
+        disk_.flip_byte(place.path, place.lane_offset_bytes(lane) + at);
+      }
+  }
+  EXPECT_TRUE(look().intact());
 }
 
 TEST_F(InspectionTest, ADamagedBatchHeaderLosesItsValues) {
@@ -237,11 +261,7 @@ TEST_F(InspectionTest, ANewerLayoutIsRefusedInOneSentence) {
   close();
   const std::string file = place_of(12).path;
   auto bytes = disk_.read(file);
-  const uint32_t version = kLayoutVersion + 1;
-  std::memcpy(bytes.data() + offsetof(LayoutTag, version), &version, sizeof version);
-  const auto sum =
-      static_cast<uint32_t>(checksum(std::span(bytes).first(offsetof(LayoutTag, checksum))));
-  std::memcpy(bytes.data() + offsetof(LayoutTag, checksum), &sum, sizeof sum);
+  set_layout_version(bytes, kLayoutVersion + 1);
   disk_.write(file, bytes);
   const Files before = files();
   for (const auto& error : {try_look().error(), try_mend().error(), try_cut(0).error()}) {

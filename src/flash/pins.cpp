@@ -9,7 +9,8 @@ namespace {
 constexpr uint64_t kRecentBytesMax = 16u << 20;
 
 uint64_t memory_bytes(const Batch& batch) {
-  return batch.contents.header_bytes + sizeof(Batch);
+  const BatchContents& contents = batch.contents;
+  return contents.header_bytes + contents.places.size() * sizeof(LanePlace) + sizeof(Batch);
 }
 
 }  // namespace

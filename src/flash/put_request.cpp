@@ -13,21 +13,39 @@ bool whole_pages(uint64_t bytes) {
   return bytes > 0 && bytes % kPageBytes == 0;
 }
 
-Result<void> validate(const BatchShape& shape, const PutValue& value) {
+// Of at most kLanesMax lanes of kLaneBytesMax, whose sum does not overflow.
+uint64_t bytes_of(const PutValue& value) {
+  uint64_t bytes = 0;
+  for (const auto lane : value.lanes) bytes += lane.size();
+  return bytes;
+}
+
+// `index`: of the value in its batch.
+Result<void> validate_lanes(const PutValue& value, size_t index) {
+  for (size_t lane = 0; lane < value.lanes.size(); ++lane) {
+    const std::span<const std::byte> bytes = value.lanes[lane];
+    if (!whole_pages(bytes.size()) || bytes.size() > kLaneBytesMax)
+      return failure(Code::kInvalid,
+                     fmt::format("lane {} of value {} has {} bytes: accepted are multiples of {} "
+                                 "from {} to {}",
+                                 lane, index, bytes.size(), kPageBytes, kPageBytes, kLaneBytesMax));
+    if (bytes.data() == nullptr || !io::is_aligned(bytes.data()))
+      return failure(Code::kInvalid,
+                     fmt::format("the memory of lane {} of value {}, at {}, is not aligned to {}",
+                                 lane, index, static_cast<const void*>(bytes.data()), kPageBytes));
+  }
+  return {};
+}
+
+Result<void> validate(const BatchShape& shape, const PutValue& value, size_t index) {
   if (value.lanes.size() != shape.lanes)
-    return failure(Code::kInvalid, fmt::format("a value with {} lanes in a batch of {}",
+    return failure(Code::kInvalid, fmt::format("value {} with {} lanes in a batch of {}", index,
                                                value.lanes.size(), shape.lanes));
-  if (!whole_pages(value.lane_bytes) || value.lane_bytes > kLaneBytesMax)
+  HIFC_TRY(validate_lanes(value, index));
+  if (value.size_bytes > bytes_of(value))
     return failure(Code::kInvalid,
-                   fmt::format("lanes of {} bytes: accepted are multiples of {} up to {}",
-                               value.lane_bytes, kPageBytes, kLaneBytesMax));
-  if (value.size_bytes > shape.lanes * value.lane_bytes)
-    return failure(Code::kInvalid, fmt::format("a value of {} bytes in {} lanes of {}",
-                                               value.size_bytes, shape.lanes, value.lane_bytes));
-  for (const std::byte* lane : value.lanes)
-    if (lane == nullptr || !io::is_aligned(lane))
-      return failure(Code::kInvalid, fmt::format("lane memory at {} is not aligned to {}",
-                                                 static_cast<const void*>(lane), io::kAlignment));
+                   fmt::format("value {} of {} bytes in {} lanes that have {} together", index,
+                               value.size_bytes, shape.lanes, bytes_of(value)));
   return {};
 }
 
@@ -45,14 +63,14 @@ Result<void> validate(const BatchShape& shape, const std::vector<PutValue>& valu
                                                values.size(), kValuesMax));
   // Also keeps what follows from overflowing.
   uint64_t pages_left = capacity_bytes / kPageBytes;
-  for (const PutValue& value : values) {
-    HIFC_TRY(validate(shape, value));
-    const uint64_t pages = shape.lanes * (value.lane_bytes / kPageBytes);
+  for (size_t i = 0; i < values.size(); ++i) {
+    HIFC_TRY(validate(shape, values[i], i));
+    const uint64_t pages = bytes_of(values[i]) / kPageBytes;
     if (pages > pages_left)
       return failure(Code::kFull,
                      fmt::format("a batch of {} values, one of {}, is larger than the flash "
                                  "capacity of {}",
-                                 values.size(), format_size(shape.lanes * value.lane_bytes),
+                                 values.size(), format_size(bytes_of(values[i])),
                                  format_size(capacity_bytes)));
     pages_left -= pages;
   }
@@ -63,7 +81,7 @@ Result<void> validate(const Range& range, const Handle& handle) {
   if (range.lane >= handle.lanes())
     return failure(Code::kInvalid,
                    fmt::format("lane {} of a value that has {}", range.lane, handle.lanes()));
-  const uint64_t lane = handle.lane_bytes();
+  const uint64_t lane = handle.lane_bytes(range.lane);
   const bool inside = range.size_bytes > 0 && range.offset_bytes < lane &&
                       range.size_bytes <= lane - range.offset_bytes;
   const uint64_t end = range.offset_bytes + range.size_bytes;
@@ -78,12 +96,12 @@ Result<void> validate(const Range& range, const Handle& handle) {
 BatchContents batch_contents(const BatchShape& shape, const std::vector<PutValue>& values) {
   BatchContents contents;
   contents.shape = shape;
+  contents.lane_pages.reserve(values.size() * shape.lanes);
   for (const PutValue& value : values) {
-    const uint64_t all = shape.lanes * value.lane_bytes;
-    contents.values.push_back({.key = value.key,
-                               .size_bytes = value.size_bytes == 0 ? all : value.size_bytes,
-                               .lane_pages = static_cast<uint32_t>(value.lane_bytes / kPageBytes),
-                               .stripe_page = 0});
+    const uint64_t size_bytes = value.size_bytes == 0 ? bytes_of(value) : value.size_bytes;
+    contents.values.push_back({.key = value.key, .size_bytes = size_bytes});
+    for (const auto lane : value.lanes)
+      contents.lane_pages.push_back(static_cast<uint32_t>(lane.size() / kPageBytes));
   }
   return contents;
 }
@@ -91,9 +109,9 @@ BatchContents batch_contents(const BatchShape& shape, const std::vector<PutValue
 void add_checksums(BatchContents& contents, const std::vector<PutValue>& values) {
   const uint32_t chunk_bytes = contents.shape.chunk_bytes;
   for (const PutValue& value : values)
-    for (const std::byte* lane : value.lanes)
-      for (uint64_t i = 0; i < chunks_of(value.lane_bytes, chunk_bytes); ++i)
-        contents.checksums.push_back(checksum(chunk({lane, value.lane_bytes}, i, chunk_bytes)));
+    for (const auto lane : value.lanes)
+      for (uint64_t i = 0; i < chunks_of(lane.size(), chunk_bytes); ++i)
+        contents.checksums.push_back(checksum(chunk(lane, i, chunk_bytes)));
 }
 
 std::vector<iovec> payload_vectors(const BatchShape& shape, const std::vector<PutValue>& values) {
@@ -101,7 +119,8 @@ std::vector<iovec> payload_vectors(const BatchShape& shape, const std::vector<Pu
   vectors.reserve(1 + values.size() * shape.lanes);
   for (uint32_t lane = 0; lane < shape.lanes; ++lane)
     for (const PutValue& value : values)
-      vectors.push_back({const_cast<std::byte*>(value.lanes[lane]), value.lane_bytes});
+      vectors.push_back(
+          {const_cast<std::byte*>(value.lanes[lane].data()), value.lanes[lane].size()});
   return vectors;
 }
 

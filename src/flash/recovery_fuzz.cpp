@@ -43,8 +43,10 @@ constexpr uint64_t kCapacityBytes = 256u << 10;
 constexpr uint64_t kSegmentBytes = 64u << 10;
 constexpr uint64_t kFileBytesMax = 96u << 10;
 constexpr uint64_t kIds = 12;
-constexpr ValueShape kShapes[] = {{.lanes = 1, .lane_bytes = 4096, .chunk_bytes = 4096},
-                                  {.lanes = 2, .lane_bytes = 8192, .chunk_bytes = 4096}};
+constexpr ValueShape kShapes[] = {
+    {.lanes = 1, .lane_bytes = 4096, .chunk_bytes = 4096},
+    {.lanes = 2, .lane_bytes = 8192, .chunk_bytes = 4096},
+    {.lanes = 3, .lane_bytes = 4096, .chunk_bytes = 8192, .lane_bytes_max = 12288}};
 
 // What the input does, for people; printed with what it breaks, and first with HIFC_LOG=debug.
 std::string story;
@@ -129,11 +131,7 @@ class Maker {
     ++version_;
     expect(flash::put(*store_, TestBatch(shape, ids, version_)), "an image can be made");
     for (const uint64_t id : ids) {
-      Bytes bytes(shape.lanes * shape.lane_bytes);
-      for (uint32_t lane = 0; lane < shape.lanes; ++lane)
-        fill_lane(id, version_, lane,
-                  std::span(bytes).subspan(lane * shape.lane_bytes, shape.lane_bytes));
-      image_.contents[id].push_back(std::move(bytes));
+      image_.contents[id].push_back(content(shape, id));
     }
   }
   void remove(uint64_t id) {
@@ -153,6 +151,18 @@ class Maker {
   }
 
  private:
+  // Lane after lane.
+  Bytes content(const ValueShape& shape, uint64_t id) const {
+    Bytes bytes(shape.value_bytes(id, version_));
+    std::span<std::byte> rest = bytes;
+    for (uint32_t lane = 0; lane < shape.lanes; ++lane) {
+      const uint64_t length = shape.length(id, version_, lane);
+      fill_lane(id, version_, lane, rest.first(length));
+      rest = rest.subspan(length);
+    }
+    return bytes;
+  }
+
   Image taken() {
     for (const std::string& path : machine_.disk.paths())
       if (path.ends_with(".seg")) image_.files.emplace_back(path, machine_.disk.read(path));
@@ -170,6 +180,7 @@ void fill_some(Maker& maker) {
   maker.put(kShapes[1], {3, 4});
   maker.remove(1);
   maker.flush();
+  maker.put(kShapes[2], {6, 7});
   maker.put(kShapes[0], {0, 5});
 }
 
@@ -180,7 +191,7 @@ std::vector<Image> make_images() {
   images.push_back(closed.close());
   fill_some(killed);
   images.push_back(killed.kill());
-  for (uint64_t i = 0; i < 12; ++i) full.put(kShapes[i % 2], {i % kIds, (i + 5) % kIds});
+  for (uint64_t i = 0; i < 12; ++i) full.put(kShapes[i % 3], {i % kIds, (i + 5) % kIds});
   full.remove(3);
   images.push_back(full.close());
   return images;
@@ -332,11 +343,11 @@ void check_recovery(Machine& machine) {
 bool read_value(Store& store, uint64_t id, const Subject& subject) {
   const Handle handle = find(store, id);
   if (!handle) return false;
-  const uint64_t lane_bytes = handle.lane_bytes();
-  expect(handle.lanes() * lane_bytes <= kFileBytesMax, "a value is no larger than its file");
+  expect(handle.bytes() <= kFileBytesMax, "a value is no larger than its file");
   Bytes all;
-  auto memory = *io::AlignedMemory::allocate(lane_bytes);
   for (uint32_t lane = 0; lane < handle.lanes(); ++lane) {
+    const uint64_t lane_bytes = handle.lane_bytes(lane);
+    auto memory = *io::AlignedMemory::allocate(lane_bytes);
     const LaneRead run{.handle = &handle, .memory = memory.data()};
     const auto outcome = wait_for<void>(
         store, [&](auto done) { return store.read(lane, {&run, 1}, std::move(done)); });

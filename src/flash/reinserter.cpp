@@ -11,14 +11,12 @@ namespace {
 
 constexpr uint64_t kBatchBytesMax = 16u << 20;
 
-bool verified(const Batch& batch, uint32_t value, const std::byte* memory) {
-  const BatchContents& contents = batch.contents;
-  const uint64_t lane_bytes = contents.lane_bytes(value);
+bool verified(const BatchContents& contents, uint32_t value,
+              std::span<const std::span<std::byte>> lanes) {
   for (uint32_t lane = 0; lane < contents.shape.lanes; ++lane) {
-    const std::span bytes(memory + lane * lane_bytes, lane_bytes);
     const auto expected = contents.lane_checksums(lane, value);
     for (size_t i = 0; i < expected.size(); ++i)
-      if (checksum(chunk(bytes, i, contents.shape.chunk_bytes)) != expected[i]) return false;
+      if (checksum(chunk(lanes[lane], i, contents.shape.chunk_bytes)) != expected[i]) return false;
   }
   return true;
 }
@@ -36,7 +34,7 @@ struct Reinserter::Job {
 
   struct Item {
     uint32_t value = 0;
-    std::byte* memory = nullptr;
+    std::vector<std::span<std::byte>> lanes;
     bool good = true;
   };
 
@@ -123,7 +121,7 @@ void Reinserter::read_values(const std::shared_ptr<Job>& job, const std::shared_
   uint64_t total = 0;
   for (const Location& location : locations) {
     if (location.value >= contents.values.size()) return;
-    const uint64_t bytes = contents.shape.lanes * contents.lane_bytes(location.value);
+    const uint64_t bytes = contents.value_bytes(location.value);
     if (total + bytes > std::min(budget_bytes_, kBatchBytesMax)) continue;
     total += bytes;
     job->items.push_back({.value = location.value});
@@ -133,28 +131,36 @@ void Reinserter::read_values(const std::shared_ptr<Job>& job, const std::shared_
   if (!memory) return;
   job->memory = std::make_shared<io::AlignedMemory>(std::move(*memory));
   budget_bytes_ -= total;
-  std::byte* position = job->memory->data();
   job->reads_left = 1;
-  for (Job::Item& item : job->items) {
-    item.memory = position;
+  std::span<std::byte> rest = job->memory->span();
+  for (size_t i = 0; i < job->items.size(); ++i)
     for (uint32_t lane = 0; lane < contents.shape.lanes; ++lane) {
-      const uint64_t lane_bytes = contents.lane_bytes(item.value);
-      ++job->reads_left;
-      transfers_.start(
-          {.operation = io::Operation::kRead,
-           .file = &job->segment.file,
-           .offset_bytes = batch->offset_bytes + contents.lane_offset_bytes(lane, item.value),
-           .vectors = {{position, lane_bytes}},
-           .done =
-               [this, job, batch, &item](const Result<void>& result) {
-                 item.good = item.good && result.has_value();
-                 if (--job->reads_left == 0) write_values(job, batch);
-               },
-           .released = [job, memory = job->memory] {}});
-      position += lane_bytes;
+      const uint64_t lane_bytes = contents.lane_bytes(lane, job->items[i].value);
+      job->items[i].lanes.push_back(rest.first(lane_bytes));
+      rest = rest.subspan(lane_bytes);
+      read_lane(job, batch, i);
     }
-  }
   --job->reads_left;  // none has completed yet: completions run in poll() and wait()
+}
+
+// The last one that this item has memory for.
+void Reinserter::read_lane(const std::shared_ptr<Job>& job, const std::shared_ptr<Batch>& batch,
+                           size_t index) {
+  Job::Item& item = job->items[index];
+  const auto lane = static_cast<uint32_t>(item.lanes.size() - 1);
+  const std::span<std::byte> target = item.lanes.back();
+  ++job->reads_left;
+  transfers_.start(
+      {.operation = io::Operation::kRead,
+       .file = &job->segment.file,
+       .offset_bytes = batch->offset_bytes + batch->contents.lane_offset_bytes(lane, item.value),
+       .vectors = {{target.data(), target.size()}},
+       .done =
+           [this, job, batch, &item](const Result<void>& result) {
+             item.good = item.good && result.has_value();
+             if (--job->reads_left == 0) write_values(job, batch);
+           },
+       .released = [job, memory = job->memory] {}});
 }
 
 void Reinserter::write_values(const std::shared_ptr<Job>& job,
@@ -162,16 +168,13 @@ void Reinserter::write_values(const std::shared_ptr<Job>& job,
   const BatchContents& contents = batch->contents;
   std::vector<Copy> copies;
   for (const Job::Item& item : job->items) {
-    if (!item.good || !verified(*batch, item.value, item.memory)) continue;
+    if (!item.good || !verified(contents, item.value, item.lanes)) continue;
     const ValueRecord& record = contents.values[item.value];
-    Copy& copy = copies.emplace_back(
-        Copy{.key = record.key, .from = batch->location(item.value), .value = {}});
-    copy.value = {.key = record.key,
-                  .lanes = {},
-                  .lane_bytes = contents.lane_bytes(item.value),
-                  .size_bytes = record.size_bytes};
-    for (uint32_t lane = 0; lane < contents.shape.lanes; ++lane)
-      copy.value.lanes.push_back(item.memory + lane * copy.value.lane_bytes);
+    copies.push_back({.key = record.key,
+                      .from = batch->location(item.value),
+                      .value = {.key = record.key,
+                                .lanes = {item.lanes.begin(), item.lanes.end()},
+                                .size_bytes = record.size_bytes}});
   }
   if (copies.empty()) return next_batch(job);
   (void)write_(contents.shape, std::move(copies),

@@ -60,6 +60,7 @@ class Reinserter {
   void next_batch(const std::shared_ptr<Job>& job);
   void read_values(const std::shared_ptr<Job>& job, const std::shared_ptr<Batch>& batch,
                    std::vector<Location> locations);
+  void read_lane(const std::shared_ptr<Job>& job, const std::shared_ptr<Batch>& batch, size_t item);
   void write_values(const std::shared_ptr<Job>& job, const std::shared_ptr<Batch>& batch);
 
   const Options options_;

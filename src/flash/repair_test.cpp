@@ -44,6 +44,44 @@ TEST_F(RepairTest, WithoutACheckpointToo) {
   expect_mended(without(all_ids(), {37, 38}));
 }
 
+// After a crash the batches are all that says where their lanes are.
+TEST_F(RepairTest, LanesOfAnyLengthOutliveACrashAndDamageToOthers) {
+  constexpr ValueShape kUneven{
+      .lanes = 4, .lane_bytes = 4096, .chunk_bytes = 8192, .lane_bytes_max = 16384};
+  const auto found = [&] {
+    open();
+    Ids ids;
+    for (uint64_t id = 0; id < 12; ++id)
+      if (h_.findable_and_intact(kUneven, id)) ids.insert(id);
+    return ids;
+  };
+  open();
+  for (uint64_t id = 0; id < 12; id += 2) ASSERT_TRUE(h_.put(TestBatch(kUneven, {id, id + 1})));
+  kill();
+  const Files before = files();
+  Ids all = found();
+  EXPECT_EQ(all.size(), 12u);
+  close();
+  restore(before);
+  for (uint64_t id = 8; id < 12; ++id) {
+    const auto lane = static_cast<uint32_t>(id % kUneven.lanes);
+    const Place place = place_of(id);
+    disk_.flip_byte(place.path, place.lane_offset_bytes(lane) + kUneven.length(id, 0, lane) - 1);
+    all.erase(id);
+    EXPECT_EQ(found(), all) << "a store leaves out what does not verify";
+    close();
+    restore(before);
+    disk_.flip_byte(place.path, place.lane_offset_bytes(lane) + kUneven.length(id, 0, lane) - 1);
+    const Repair outcome = mend();
+    EXPECT_TRUE(outcome.unrepaired.empty());
+    EXPECT_TRUE(look().intact());
+    EXPECT_EQ(found(), all);
+    close();
+    restore(before);
+    all.insert(id);
+  }
+}
+
 TEST_F(RepairTest, ADryRunSaysTheSameAndChangesNothing) {
   fill();
   close();

@@ -179,7 +179,7 @@ Result<std::optional<std::string>> SegmentInspector::check_lane(const BatchConte
                                                                 uint64_t offset, uint32_t lane,
                                                                 size_t value) {
   const uint64_t begin = offset + contents.lane_offset_bytes(lane, value);
-  const uint64_t lane_bytes = contents.lane_bytes(value);
+  const uint64_t lane_bytes = contents.lane_bytes(lane, value);
   const uint32_t chunk_bytes = contents.shape.chunk_bytes;
   const auto expected = contents.lane_checksums(lane, value);
   for (size_t i = 0; i < expected.size(); ++i) {

@@ -141,7 +141,7 @@ void SegmentReader::verify(const Found& batch, const Damaged& damaged) {
       for (size_t i = 0; i < expected.size(); ++i) {
         const uint64_t at = i * contents.shape.chunk_bytes;
         const uint64_t length =
-            std::min<uint64_t>(contents.shape.chunk_bytes, contents.lane_bytes(value) - at);
+            std::min<uint64_t>(contents.shape.chunk_bytes, contents.lane_bytes(lane, value) - at);
         const auto got = bytes(begin + at, length);
         if (!got || checksum(*got) != expected[i]) damaged(value, lane);
       }

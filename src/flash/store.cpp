@@ -253,7 +253,7 @@ Result<void> Store::Impl::append(const BatchShape& shape, const std::vector<PutV
   // Before the checksums: it may be tried again and again.
   HIFC_TRY(check_room(contents));
   add_checksums(contents, values);
-  const uint64_t payload_bytes = contents.payload_bytes();
+  const uint64_t payload_bytes = contents.payload_bytes;
   auto appended =
       log_.append(std::move(contents), payload_vectors(shape, values),
                   [this, payload_bytes, removals = std::move(removals),
@@ -351,7 +351,7 @@ Result<void> Store::Impl::write_again(const BatchShape& shape, std::vector<Reins
 }
 
 void Store::Impl::commit_copies(const Batch& batch) {
-  statistics_.reinserted_bytes += batch.contents.payload_bytes();
+  statistics_.reinserted_bytes += batch.contents.payload_bytes;
   for (uint32_t i = 0; i < batch.contents.values.size(); ++i) {
     const Key& key = batch.contents.values[i].key;
     if (!copies_[key]) continue;
@@ -462,7 +462,7 @@ Result<void> Store::Impl::read(uint32_t lane, std::span<const LaneRead> run, Rea
   const Handle& first = *run.front().handle;
   std::vector<iovec> vectors;
   vectors.reserve(run.size());
-  for (const LaneRead& read : run) vectors.push_back({read.memory, read.handle->lane_bytes()});
+  for (const LaneRead& read : run) vectors.push_back({read.memory, read.handle->lane_bytes(lane)});
   start_read(first, first.batch_->contents.lane_offset_bytes(lane, first.value_),
              std::move(vectors), std::move(done), std::move(released));
   return {};
@@ -552,8 +552,12 @@ const StoreStatistics& Store::Impl::statistics() const {
 uint32_t Handle::lanes() const {
   return batch_->contents.shape.lanes;
 }
-uint64_t Handle::lane_bytes() const {
-  return batch_->contents.lane_bytes(value_);
+uint64_t Handle::lane_bytes(uint32_t lane) const {
+  HIFC_CHECK(lane < lanes());
+  return batch_->contents.lane_bytes(lane, value_);
+}
+uint64_t Handle::bytes() const {
+  return batch_->contents.value_bytes(value_);
 }
 uint32_t Handle::chunk_bytes() const {
   return batch_->contents.shape.chunk_bytes;
@@ -604,7 +608,7 @@ Result<void> Store::read(const Handle& handle, const Range& range, std::byte* me
 bool Store::verify(const Handle& handle, uint32_t lane, std::span<const std::byte> bytes) const {
   return impl_->verify(handle, {.lane = lane, .offset_bytes = 0, .size_bytes = bytes.size()},
                        bytes) &&
-         bytes.size() == handle.lane_bytes();
+         bytes.size() == handle.lane_bytes(lane);
 }
 bool Store::verify(const Handle& handle, const Range& range,
                    std::span<const std::byte> bytes) const {

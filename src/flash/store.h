@@ -1,10 +1,10 @@
 // The cold tier's store: opaque values under 256-bit keys in a log of segment files on flash.
 //
-// A value is `lanes` equal lanes of `lane_bytes` bytes. Values put together in one batch are laid
-// out lane by lane (lane 0 of every value, then lane 1, ...), so that the same lane of neighbouring
-// values is one contiguous read. Every chunk_bytes of a lane has a checksum; read() gives back the
-// bytes and verify() says whether they are the ones that were put. To the store a lane is opaque;
-// the cache puts one layer's block into each.
+// A value is a number of lanes, each of its own length. Values put together in one batch have
+// equally many and are laid out lane by lane (lane 0 of every value, then lane 1, ...), so that the
+// same lane of neighbouring values is one contiguous read. Every chunk_bytes of a lane has a
+// checksum; read() gives back the bytes and verify() says whether they are the ones that were put.
+// To the store a lane is opaque; the cache puts one layer's block into each.
 //
 // Keys are content addresses: values put under one key are expected to be interchangeable. The
 // newest one is found; after damage on the device a restart may find an older one.
@@ -67,11 +67,12 @@ struct BatchShape {
   uint32_t chunk_bytes = 0;  // multiple of io::kAlignment; the last chunk of a lane may be shorter
 };
 
-// One value to put: the memory of each lane, aligned to io::kAlignment.
+// One value to put.
 struct PutValue {
   Key key = {};
-  std::vector<const std::byte*> lanes;  // [shape.lanes], each lane_bytes long
-  uint64_t lane_bytes = 0;              // multiple of io::kAlignment
+  // [shape.lanes]: the memory of each, aligned to io::kAlignment, its size a multiple of that but
+  // not 0.
+  std::vector<std::span<const std::byte>> lanes;
   // What of the value counts, lane after lane; Handle::size_bytes() gives it back. 0: all of it.
   uint64_t size_bytes = 0;
 };
@@ -112,7 +113,8 @@ class Handle {
 
   // Of a Handle that is not empty:
   uint32_t lanes() const;
-  uint64_t lane_bytes() const;
+  uint64_t lane_bytes(uint32_t lane) const;
+  uint64_t bytes() const;  // of all lanes
   uint32_t chunk_bytes() const;
   uint64_t size_bytes() const;  // as put
 
@@ -127,7 +129,7 @@ class Handle {
   uint32_t value_ = 0;  // index within the batch
 };
 
-// One lane of one value to read, and the memory it goes to (lane_bytes, aligned).
+// One lane of one value to read, and the memory it goes to: aligned, and as long as the lane.
 struct LaneRead {
   const Handle* handle = nullptr;
   std::byte* memory = nullptr;
@@ -166,11 +168,11 @@ class Store {
   // memory must stay unchanged until then; what `done` captures lives until the device no longer
   // uses the memory, which after kTimeout is later. Fails at once
   // (and `done` never runs) with kFull when no segment can be freed for it, kInvalid on a bad
-  // shape. ENOSPC and other write errors arrive in `done`; nothing of the batch is then findable. A
-  // value under a key that is there already replaces it. A value whose key was quarantined several
-  // times gets a handle, but is not findable. kBusy, to be tried again after poll() or wait():
-  // 128 writes are waiting for the ring, others have filled the ring, or the segments to be freed
-  // are still being written.
+  // shape or lane, which it names. ENOSPC and other write errors arrive in `done`; nothing of the
+  // batch is then findable. A value under a key that is there already replaces it. A value whose
+  // key was quarantined several times gets a handle, but is not findable. kBusy, to be tried again
+  // after poll() or wait(): 128 writes are waiting for the ring, others have filled the ring, or
+  // the segments to be freed are still being written.
   Result<void> put(const BatchShape& shape, std::vector<PutValue> values, PutDone done);
 
   // Whether a value is findable, as far as memory knows: pin() may still find it damaged.
@@ -181,16 +183,17 @@ class Store {
   // for read(). Pins of values of one batch cost one read.
   Result<void> pin(const Key& key, PinDone done);
 
-  // Reads lane `lane` of the run's values as one transfer. Each value of the run must follow() the
-  // one before it. The bytes are NOT verified: call verify() on each before using any. Reads go
-  // before waiting writes. kBusy as for put(), with 1,024 waiting reads.
+  // Reads lane `lane` of the run's values, each of its own length, as one transfer. Each value of
+  // the run must follow() the one before it. The bytes are NOT verified: call verify() on each
+  // before using any. Reads go before waiting writes. kBusy as for put(), with 1,024 waiting reads.
   Result<void> read(uint32_t lane, std::span<const LaneRead> run, ReadDone done,
                     Released released = {});
   // Reads part of one lane to `memory` (aligned).
   Result<void> read(const Handle& handle, const Range& range, std::byte* memory, ReadDone done,
                     Released released = {});
 
-  // True when `bytes` are what was put as that lane (lane_bytes of them), or as that part of it.
+  // True when `bytes` are what was put as that lane (lane_bytes(lane) of them), or as that part of
+  // it.
   // Thread-safe.
   bool verify(const Handle& handle, uint32_t lane, std::span<const std::byte> bytes) const;
   bool verify(const Handle& handle, const Range& range, std::span<const std::byte> bytes) const;

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
@@ -43,22 +44,39 @@ struct ValueShape {
   uint32_t lanes = 0;
   uint64_t lane_bytes = 0;
   uint32_t chunk_bytes = 0;
+  // Where larger than lane_bytes: each lane of each value has a length of its own between the two,
+  // which follows from `seed`.
+  uint64_t lane_bytes_max = 0;
+  uint64_t seed = 0;
 
   BatchShape batch() const { return {.lanes = lanes, .chunk_bytes = chunk_bytes}; }
+  // Of the value that was put under a key for the `version`th time.
+  uint64_t length(uint64_t id, uint64_t version, uint32_t lane) const {
+    if (lane_bytes_max <= lane_bytes) return lane_bytes;
+    std::mt19937_64 random(seed * 7919 + id * 1000003 + version * 1009 + lane);
+    return lane_bytes +
+           random() % ((lane_bytes_max - lane_bytes) / io::kAlignment + 1) * io::kAlignment;
+  }
+  uint64_t value_bytes(uint64_t id, uint64_t version = 0) const {
+    uint64_t bytes = 0;
+    for (uint32_t lane = 0; lane < lanes; ++lane) bytes += length(id, version, lane);
+    return bytes;
+  }
 };
 
 // Values to put, and the memory of their lanes. Lanes of a value do not touch each other.
 struct TestBatch {
   TestBatch(const ValueShape& batch_shape, std::vector<uint64_t> value_ids, uint64_t version = 0)
       : shape(batch_shape), ids(std::move(value_ids)) {
-    const uint64_t stride = shape.lane_bytes + io::kAlignment;
+    const uint64_t stride = std::max(shape.lane_bytes, shape.lane_bytes_max) + io::kAlignment;
     memory = *io::AlignedMemory::allocate(ids.size() * shape.lanes * stride);
     std::byte* position = memory.data();
     for (const uint64_t id : ids) {
-      values.push_back({.key = key_of(id), .lanes = {}, .lane_bytes = shape.lane_bytes});
+      values.push_back({.key = key_of(id), .lanes = {}});
       for (uint32_t lane = 0; lane < shape.lanes; ++lane, position += stride) {
-        fill_lane(id, version, lane, {position, shape.lane_bytes});
-        values.back().lanes.push_back(position);
+        const std::span<std::byte> bytes(position, shape.length(id, version, lane));
+        fill_lane(id, version, lane, bytes);
+        values.back().lanes.push_back(bytes);
       }
     }
   }
@@ -138,14 +156,14 @@ struct StoreHarness {
 
   // True when every lane comes back, verifies, and is what was put; false is a miss.
   bool intact(const Handle& handle, const ValueShape& shape, uint64_t id, uint64_t version = 0) {
-    auto got = *io::AlignedMemory::allocate(shape.lane_bytes);
-    std::vector<std::byte> expected(shape.lane_bytes);
     for (uint32_t lane = 0; lane < shape.lanes; ++lane) {
+      auto got = *io::AlignedMemory::allocate(handle.lane_bytes(lane));
       if (!read(handle, lane, got.span())) return false;
       if (!store->verify(handle, lane, got.span())) return false;
+      std::vector<std::byte> expected(shape.length(id, version, lane));
       fill_lane(id, version, lane, expected);
       // What verifies must be right: a wrong byte here is worse than any miss.
-      EXPECT_EQ(std::memcmp(got.data(), expected.data(), expected.size()), 0);
+      EXPECT_TRUE(std::ranges::equal(got.span(), expected)) << "lane " << lane << " of " << id;
     }
     return true;
   }

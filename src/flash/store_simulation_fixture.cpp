@@ -11,6 +11,7 @@ constexpr ValueShape kShapes[] = {
     {.lanes = 1, .lane_bytes = 4096, .chunk_bytes = 4096},
     {.lanes = 3, .lane_bytes = 12288, .chunk_bytes = 8192},
     {.lanes = 2, .lane_bytes = 16384, .chunk_bytes = 65536},
+    {.lanes = 4, .lane_bytes = 4096, .chunk_bytes = 8192, .lane_bytes_max = 28672},
 };
 constexpr const char* kDirectory = "/store";
 
@@ -119,16 +120,21 @@ void Simulation::step() {
   }
 }
 
+ValueShape Simulation::draw_shape() {
+  ValueShape shape = kShapes[draw(std::size(kShapes))];
+  shape.seed = random_();
+  return shape;
+}
+
 void Simulation::put() {
-  const size_t shape = draw(std::size(kShapes));
+  const ValueShape shape = draw_shape();
   std::set<uint64_t> ids;
   for (uint64_t i = 0, count = 1 + draw(6); i < count; ++i) ids.insert(draw(kKeys));
   const uint64_t version = ++last_version_;
-  auto batch = std::make_shared<TestBatch>(kShapes[shape],
-                                           std::vector<uint64_t>(ids.begin(), ids.end()), version);
-  std::vector<Event*> events;
+  auto batch =
+      std::make_shared<TestBatch>(shape, std::vector<uint64_t>(ids.begin(), ids.end()), version);
   const auto accepted =
-      store_->put(kShapes[shape].batch(), batch->values,
+      store_->put(shape.batch(), batch->values,
                   [this, batch, version](const Result<std::vector<Handle>>& handles) {
                     for (const uint64_t id : batch->ids)
                       for (Event& event : histories_[id])
@@ -142,9 +148,10 @@ void Simulation::put() {
         << accepted.error().message();
     return;
   }
+  shapes_[version] = shape;
   for (const uint64_t id : ids) {
-    histories_[id].push_back({.serial = version, .version = version, .shape = shape});
-    ever_put_[id][version] = shape;
+    histories_[id].push_back({.serial = version, .version = version});
+    ever_put_[id].insert(version);
   }
 }
 
@@ -182,21 +189,21 @@ void Simulation::read(uint64_t id) {
 void Simulation::check_value(uint64_t id, const Handle& handle) {
   const auto lane = static_cast<uint32_t>(draw(handle.lanes()));
   auto memory =
-      std::make_shared<io::AlignedMemory>(*io::AlignedMemory::allocate(handle.lane_bytes()));
+      std::make_shared<io::AlignedMemory>(*io::AlignedMemory::allocate(handle.lane_bytes(lane)));
   const LaneRead run{&handle, memory->data()};
   // Freed memory that the device still writes to would be found by the address sanitizer.
   (void)store_->read(
       lane, {&run, 1},
       [this, store = store_.get(), id, lane, handle, memory](const Result<void>& result) {
-        const auto bytes = memory->span().first(handle.lane_bytes());
+        const auto bytes = memory->span().first(handle.lane_bytes(lane));
         if (!result || !store->verify(handle, lane, bytes)) {
           if (result) store->quarantine(handle);
           return;
         }
-        const bool known = std::ranges::any_of(ever_put_[id], [&](const auto& entry) {
-          if (kShapes[entry.second].lane_bytes != bytes.size()) return false;
+        const bool known = std::ranges::any_of(ever_put_[id], [&](uint64_t version) {
+          if (shapes_.at(version).length(id, version, lane) != bytes.size()) return false;
           std::vector<std::byte> expected(bytes.size());
-          fill_lane(id, entry.first, lane, expected);
+          fill_lane(id, version, lane, expected);
           return std::ranges::equal(expected, bytes);
         });
         EXPECT_TRUE(known) << "wrong bytes were taken for right ones: " << id;
@@ -307,18 +314,8 @@ void Simulation::check_after_opening() {
         done = true;
         if (all_verify) EXPECT_TRUE(handle) << "an indexed value cannot be read: " << id;
         if (!handle) return;
-        const ValueShape shape{handle.lanes(), handle.lane_bytes(), handle.chunk_bytes()};
-        for (const auto& [version, put_shape] : ever_put_[id])
-          if (kShapes[put_shape].lanes == shape.lanes && found.version == 0) {
-            bool same = true;
-            for (uint32_t lane = 0; lane < shape.lanes && same; ++lane) {
-              std::vector<std::byte> expected(shape.lane_bytes);
-              if (kShapes[put_shape].lane_bytes != shape.lane_bytes) same = false;
-              fill_lane(id, version, lane, expected);
-              same = same && store_->verify(handle, lane, expected);
-            }
-            if (same) found = {.version = version, .shape = put_shape};
-          }
+        for (const uint64_t version : ever_put_[id])
+          if (found.version == 0 && was_put_as(handle, id, version)) found.version = version;
         if (all_verify) EXPECT_GT(found.version, 0u) << "nobody put this under " << id;
         check_value(id, handle);
       }));
@@ -336,6 +333,18 @@ void Simulation::check_after_opening() {
   check_bytes();
   damaged_ = false;
   ring_->set_plan(plan(options_.fault_chance));
+}
+
+// By the lengths of its lanes and by their checksums.
+bool Simulation::was_put_as(const Handle& handle, uint64_t id, uint64_t version) const {
+  const ValueShape& shape = shapes_.at(version);
+  if (handle.lanes() != shape.lanes) return false;
+  for (uint32_t lane = 0; lane < shape.lanes; ++lane) {
+    std::vector<std::byte> expected(shape.length(id, version, lane));
+    fill_lane(id, version, lane, expected);
+    if (!store_->verify(handle, lane, expected)) return false;
+  }
+  return true;
 }
 
 std::string Simulation::describe(const History& history) {

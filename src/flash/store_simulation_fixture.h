@@ -51,7 +51,6 @@ class Simulation {
   struct Event {
     uint64_t serial = 0;
     uint64_t version = 0;  // its serial, 0: removed
-    size_t shape = 0;
     bool completed = false;
     bool failed = false;
     bool durable = false;
@@ -70,6 +69,7 @@ class Simulation {
   void give_up();
   void step();
   void put();
+  ValueShape draw_shape();
   void remove();
   void read(uint64_t id);
   void flush();
@@ -84,6 +84,7 @@ class Simulation {
   void check_bytes();
   void check_after_opening();
   void check_value(uint64_t id, const Handle& handle);
+  bool was_put_as(const Handle& handle, uint64_t id, uint64_t version) const;
   static std::string describe(const History& history);
   void settle(uint64_t id, const Event& found);
   const Event* latest(uint64_t id) const;
@@ -99,8 +100,9 @@ class Simulation {
   uint64_t segment_bytes_ = 0;
 
   std::map<uint64_t, History> histories_;
-  std::map<uint64_t, std::map<uint64_t, size_t>> ever_put_;  // id -> version -> shape
-  Possible possible_;                                        // after the next opening
+  std::map<uint64_t, std::set<uint64_t>> ever_put_;  // id -> versions
+  std::map<uint64_t, ValueShape> shapes_;            // version -> of its values
+  Possible possible_;                                // after the next opening
   std::set<uint64_t> undead_;  // versions of puts that failed or that a crash broke off
   uint64_t last_version_ = 0;
   uint64_t reads_verified_ = 0;

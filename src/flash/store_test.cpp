@@ -4,11 +4,14 @@
 #include <gtest/gtest.h>
 #include <sys/statvfs.h>
 
+#include <algorithm>
 #include <atomic>
 #include <fstream>
+#include <set>
 #include <thread>
+#include <utility>
 
-#include "flash/format.h"
+#include "flash/format_fixture.h"
 #include "flash/store_fixture.h"
 
 namespace hifc::flash {
@@ -18,6 +21,9 @@ using Backend = io::RingOptions::Backend;
 namespace fs = std::filesystem;
 
 constexpr ValueShape kSmall{.lanes = 3, .lane_bytes = 8192, .chunk_bytes = 4096};
+// Lanes of 1 to 7 pages.
+constexpr ValueShape kUneven{
+    .lanes = 5, .lane_bytes = 4096, .chunk_bytes = 8192, .lane_bytes_max = 28672};
 constexpr uint64_t kMiB = 1u << 20;
 
 void overwrite(const fs::path& path, uint64_t offset, std::string_view bytes) {
@@ -366,7 +372,7 @@ TEST_P(StoreTest, VerifyMayRunOnManyThreads) {
     threads.emplace_back([&, t] {
       for (uint32_t lane = 0; lane < kSmall.lanes; ++lane)
         for (size_t i = 0; i < 4; ++i)
-          good += store().verify(handles[t], lane, {batch.values[i].lanes[lane], 8192});
+          good += store().verify(handles[t], lane, batch.values[i].lanes[lane]);
     });
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(good, 12);
@@ -379,26 +385,22 @@ TEST_P(StoreTest, WhatCannotBeStoredIsRefusedWithTheReason) {
   const auto code = [&](BatchShape shape, std::vector<PutValue> values) {
     return store().put(shape, std::move(values), [](auto) { FAIL(); }).error().code;
   };
+  // Nobody looks at the memory of what is refused.
   const auto with_lanes_of = [&](uint64_t bytes) {
     std::vector<PutValue> values = batch.values;
-    values[0].lane_bytes = bytes;
+    for (auto& lane : values[0].lanes) lane = {lane.data(), bytes};
     return values;
   };
   EXPECT_EQ(code(kSmall.batch(), {}), Code::kInvalid);
   EXPECT_EQ(code({.lanes = 0, .chunk_bytes = 4096}, batch.values), Code::kInvalid);
   EXPECT_EQ(code({.lanes = 3, .chunk_bytes = 0}, batch.values), Code::kInvalid);
   EXPECT_EQ(code({.lanes = 2, .chunk_bytes = 4096}, batch.values), Code::kInvalid);
-  EXPECT_EQ(code(kSmall.batch(), with_lanes_of(0)), Code::kInvalid);
-  EXPECT_EQ(code(kSmall.batch(), with_lanes_of(100)), Code::kInvalid);
   EXPECT_EQ(code(kSmall.batch(), with_lanes_of(uint64_t{1} << 62)), Code::kInvalid);
   EXPECT_EQ(code(kSmall.batch(), with_lanes_of(uint64_t{1} << 40)), Code::kFull);
   EXPECT_EQ(code(kSmall.batch(), with_lanes_of(344u << 10)), Code::kFull);
   std::vector<PutValue> too_long = batch.values;
   too_long[0].size_bytes = 3 * 8192 + 1;
   EXPECT_EQ(code(kSmall.batch(), too_long), Code::kInvalid);
-  std::vector<PutValue> unaligned = batch.values;
-  unaligned[0].lanes[1] += 8;
-  EXPECT_EQ(code(kSmall.batch(), unaligned), Code::kInvalid);
   EXPECT_EQ(store().read(0, {}, [](auto) {}).error().code, Code::kInvalid);
   const LaneRead nothing{};
   EXPECT_EQ(store().read(0, {&nothing, 1}, [](auto) {}).error().code, Code::kInvalid);
@@ -407,6 +409,161 @@ TEST_P(StoreTest, WhatCannotBeStoredIsRefusedWithTheReason) {
   EXPECT_EQ(store().read(9, {&lane_9, 1}, [](auto) {}).error().code, Code::kInvalid);
   EXPECT_FALSE(store().verify(handles[0], 0, batch.memory.span().first(4096)));
   EXPECT_FALSE(store().verify(Handle(), 0, batch.memory.span().first(8192)));
+}
+
+TEST_P(StoreTest, ALaneThatCannotBeStoredIsNamed) {
+  h().open(kMiB);
+  const TestBatch batch(kUneven, {1, 2});
+  const auto problem_with = [&](std::span<const std::byte> lane) {
+    std::vector<PutValue> values = batch.values;
+    values[1].lanes[3] = lane;
+    const auto refused = store().put(kUneven.batch(), values, [](auto) { FAIL(); });
+    EXPECT_EQ(refused.error().code, Code::kInvalid);
+    return refused.error().context;
+  };
+  const std::byte* const memory = batch.memory.data();
+  const std::string accepted = " bytes: accepted are multiples of 4096 from 4096 to 1099511627776";
+  EXPECT_EQ(problem_with({}), "lane 3 of value 1 has 0" + accepted);
+  EXPECT_EQ(problem_with({memory, size_t{0}}), "lane 3 of value 1 has 0" + accepted);
+  EXPECT_EQ(problem_with({memory, 100}), "lane 3 of value 1 has 100" + accepted);
+  EXPECT_EQ(problem_with({memory, 8192 + 512}), "lane 3 of value 1 has 8704" + accepted);
+  const std::string unaligned = problem_with({memory + 8, 4096});
+  EXPECT_TRUE(unaligned.starts_with("the memory of lane 3 of value 1, at 0x")) << unaligned;
+  EXPECT_TRUE(unaligned.ends_with("8, is not aligned to 4096")) << unaligned;
+  EXPECT_TRUE(h().put(batch));
+}
+
+// Lanes of different lengths
+
+TEST_P(StoreTest, LanesKeepTheLengthsTheyWerePutWith) {
+  h().open(16 * kMiB);
+  const TestBatch batch(kUneven, id_range(0, 9));
+  const auto handles = h().put(batch);
+  ASSERT_TRUE(handles) << handles.error().message();
+  std::set<uint64_t> lengths;
+  for (uint64_t id = 0; id < 9; ++id) {
+    const Handle& handle = (*handles)[id];
+    EXPECT_EQ(handle.bytes(), kUneven.value_bytes(id));
+    EXPECT_EQ(handle.size_bytes(), kUneven.value_bytes(id)) << "all of it counts";
+    for (uint32_t lane = 0; lane < kUneven.lanes; ++lane) {
+      EXPECT_EQ(handle.lane_bytes(lane), kUneven.length(id, 0, lane));
+      lengths.insert(handle.lane_bytes(lane));
+    }
+    EXPECT_TRUE(h().intact(handle, kUneven, id));
+    EXPECT_TRUE(h().findable_and_intact(kUneven, id));
+  }
+  EXPECT_EQ(lengths.size(), 7u) << "the test has lanes of all lengths";
+  EXPECT_EQ(store().statistics().corrupt_chunks, 0u);
+  h().check_bytes();
+}
+
+TEST_P(StoreTest, ARunOfLanesOfDifferentLengthsIsOneRead) {
+  h().open(16 * kMiB);
+  const auto handles = *h().put(TestBatch(kUneven, id_range(0, 9)));
+  uint64_t reads = 0, bytes = 0;
+  for (uint32_t lane = 0; lane < kUneven.lanes; ++lane)
+    for (const auto& [begin, end] : {std::pair{0, 9}, std::pair{2, 5}, std::pair{8, 9}}) {
+      std::vector<io::AlignedMemory> memory;
+      std::vector<LaneRead> run;
+      for (int i = begin; i < end; ++i) {
+        memory.push_back(*io::AlignedMemory::allocate(handles[i].lane_bytes(lane)));
+        run.push_back({&handles[i], memory.back().data()});
+        bytes += handles[i].lane_bytes(lane);
+      }
+      ASSERT_TRUE(store().read(lane, run, [](Result<void> result) { EXPECT_TRUE(result); }));
+      h().wait_all();
+      for (size_t i = 0; i < run.size(); ++i)
+        EXPECT_TRUE(store().verify(*run[i].handle, lane, memory[i].span()));
+      EXPECT_EQ(store().statistics().reads, ++reads);
+    }
+  EXPECT_EQ(store().statistics().read_bytes, bytes);
+}
+
+TEST_P(StoreTest, ALaneIsVerifiedInItsOwnLengthOnly) {
+  h().open(16 * kMiB);
+  const TestBatch batch(kUneven, {1, 2});
+  const Handle handle = h().put(batch)->back();
+  for (uint32_t lane = 0; lane < kUneven.lanes; ++lane) {
+    const auto bytes = batch.values[1].lanes[lane];
+    EXPECT_TRUE(store().verify(handle, lane, bytes));
+    EXPECT_FALSE(store().verify(handle, lane, {bytes.data(), bytes.size() + 4096}));
+    EXPECT_FALSE(store().verify(handle, lane, bytes.first(bytes.size() - 4096)));
+    EXPECT_FALSE(store().verify(handle, lane, batch.values[0].lanes[lane]));
+    EXPECT_FALSE(store().verify(handle, (lane + 1) % kUneven.lanes, bytes));
+  }
+  EXPECT_FALSE(store().verify(handle, kUneven.lanes, batch.values[1].lanes[0]));
+}
+
+TEST_P(StoreTest, PartsOfALaneEndWhereThatLaneDoes) {
+  h().open(16 * kMiB);
+  const TestBatch batch(kUneven, {1, 2, 3});
+  const Handle handle = (*h().put(batch))[1];
+  const auto read = [&](const Range& range, std::span<std::byte> target) -> Result<void> {
+    Result<void> outcome;
+    HIFC_TRY(store().read(handle, range, target.data(), [&](auto result) { outcome = result; }));
+    h().wait_all();
+    return outcome;
+  };
+  auto memory = *io::AlignedMemory::allocate(kUneven.lane_bytes_max + 8192);
+  for (uint32_t lane = 0; lane < kUneven.lanes; ++lane) {
+    const auto expected = batch.values[1].lanes[lane];
+    for (uint64_t begin = 0; begin < expected.size(); begin += 8192) {
+      const uint64_t chunk = std::min<uint64_t>(8192, expected.size() - begin);
+      for (const uint64_t size : {chunk, expected.size() - begin}) {
+        const Range range{lane, begin, size};
+        const auto bytes = memory.span().first(size);
+        ASSERT_TRUE(read(range, bytes));
+        EXPECT_TRUE(store().verify(handle, range, bytes));
+        EXPECT_TRUE(std::ranges::equal(bytes, expected.subspan(begin, size)));
+      }
+    }
+    const Range beyond{lane, 0, expected.size() + 8192};
+    EXPECT_EQ(read(beyond, memory.span()).error().code, Code::kInvalid);
+  }
+}
+
+TEST_P(StoreTest, LanesOfDifferentLengthsAreFoundByTheNextOwner) {
+  h().open(16 * kMiB);
+  ASSERT_TRUE(h().put(TestBatch(kUneven, id_range(0, 9))));
+  ASSERT_TRUE(h().put(TestBatch(kSmall, id_range(9, 2))));
+  ASSERT_TRUE(h().put(TestBatch(kUneven, id_range(11, 3))));
+  h().store.reset();
+  h().open(16 * kMiB);
+  EXPECT_EQ(store().statistics().recovered_values, 14u);
+  for (uint64_t id = 0; id < 14; ++id)
+    EXPECT_TRUE(h().findable_and_intact(id == 9 || id == 10 ? kSmall : kUneven, id)) << id;
+}
+
+TEST_P(StoreTest, WritingAgainKeepsTheLengthsOfLanes) {
+  h().options.reinsert_share = 0.25;
+  h().open(4 * kMiB, kMiB);
+  ASSERT_TRUE(h().put(TestBatch(kUneven, id_range(0, 4))));
+  for (uint64_t id = 100; id < 700; ++id) {
+    ASSERT_TRUE(h().put(TestBatch(kUneven, {id})));
+    for (int use = 0; use < 2; ++use) EXPECT_TRUE(h().find(2) && h().find(3)) << "after " << id;
+  }
+  EXPECT_FALSE(h().contains(1)) << "nobody asked for it";
+  EXPECT_GE(store().statistics().reinserted_values, 6u);
+  for (int round = 0; round < 2; ++round) {
+    for (const uint64_t id : {2u, 3u}) EXPECT_TRUE(h().findable_and_intact(kUneven, id)) << id;
+    h().store.reset();
+    h().open(4 * kMiB, kMiB);
+  }
+}
+
+// The first group of a sequence has longer blocks than those after it: 8 values of 20 lanes.
+TEST_P(StoreTest, LanesOfDifferentLengthsAreWrittenInLargeRequests) {
+  h().open(256 * kMiB);
+  const ValueShape shape{
+      .lanes = 20, .lane_bytes = 64 << 10, .chunk_bytes = 16384, .lane_bytes_max = 320 << 10};
+  const StoreStatistics before = store().statistics();
+  ASSERT_TRUE(h().put(TestBatch(shape, id_range(0, 8))));
+  const StoreStatistics& after = store().statistics();
+  const uint64_t bytes = after.written_bytes - before.written_bytes - kSegmentHeaderBytes;
+  const uint64_t writes = after.writes - before.writes - 1;  // without the segment's header
+  EXPECT_GE(bytes, 16 * kMiB);
+  EXPECT_LE(writes, bytes / (4 * kMiB));
+  for (uint64_t id = 0; id < 8; ++id) EXPECT_TRUE(h().findable_and_intact(shape, id));
 }
 
 // Opening again
@@ -442,8 +599,8 @@ TEST_P(StoreTest, ValuesOfAnySizeShareABatchAndKeepTheirSizes) {
   const TestBatch batch(shape, id_range(0, 8));
   std::vector<PutValue> values = batch.values;
   for (size_t i = 0; i < values.size(); ++i) {
-    values[i].lane_bytes = (i + 1) * 8192;
-    values[i].size_bytes = values[i].lane_bytes - 100 * i - 1;
+    values[i].lanes[0] = values[i].lanes[0].first((i + 1) * 8192);
+    values[i].size_bytes = (i + 1) * 8192 - 100 * i - 1;
   }
   bool done = false;
   ASSERT_TRUE(store().put(shape.batch(), values, [&](auto result) { done = result.has_value(); }));
@@ -455,12 +612,12 @@ TEST_P(StoreTest, ValuesOfAnySizeShareABatchAndKeepTheirSizes) {
   for (size_t i = 0; i < values.size(); ++i) {
     const Handle handle = h().find(i);
     ASSERT_TRUE(handle);
-    EXPECT_EQ(handle.lane_bytes(), (i + 1) * 8192);
+    EXPECT_EQ(handle.lane_bytes(0), (i + 1) * 8192);
     EXPECT_EQ(handle.size_bytes(), (i + 1) * 8192 - 100 * i - 1);
-    const auto lane = memory.span().first(handle.lane_bytes());
+    const auto lane = memory.span().first(handle.lane_bytes(0));
     ASSERT_TRUE(h().read(handle, 0, lane));
     EXPECT_TRUE(store().verify(handle, 0, lane));
-    EXPECT_EQ(std::memcmp(lane.data(), values[i].lanes[0], lane.size()), 0);
+    EXPECT_TRUE(std::ranges::equal(lane, values[i].lanes[0]));
   }
 }
 
@@ -635,11 +792,7 @@ TEST_P(StoreTest, SegmentsOfANewerLayoutAreRefusedAndUntouched) {
   std::string bytes(reinterpret_cast<const char*>(header.data()), header.size());
   fs::create_directories(h().path());
   write_file(h().segment_file(0), bytes);
-  const uint32_t newer = kLayoutVersion + 1;
-  std::memcpy(bytes.data() + offsetof(LayoutTag, version), &newer, sizeof(newer));
-  const auto tag = std::as_bytes(std::span(bytes)).first(offsetof(LayoutTag, checksum));
-  const auto sum = static_cast<uint32_t>(checksum(tag));
-  std::memcpy(bytes.data() + offsetof(LayoutTag, checksum), &sum, sizeof(sum));
+  set_layout_version(std::as_writable_bytes(std::span(bytes)), kLayoutVersion + 1);
   write_file(h().segment_file(7), bytes);
 
   const auto refused = h().try_open(kMiB);
@@ -653,6 +806,24 @@ TEST_P(StoreTest, SegmentsOfANewerLayoutAreRefusedAndUntouched) {
   bytes[offsetof(LayoutTag, checksum)] ^= 1;  // a damaged tag is no newer version
   write_file(h().segment_file(7), bytes);
   EXPECT_TRUE(h().try_open(kMiB));
+}
+
+TEST_P(StoreTest, SegmentsOfAnOlderLayoutAreDroppedAndWrittenAnew) {
+  h().open(4 * kMiB, kMiB);
+  for (uint64_t id = 0; id < 60; ++id) ASSERT_TRUE(h().put(TestBatch(kSmall, {id})));
+  const uint64_t segments = store().statistics().segments;
+  h().store.reset();
+  std::string bytes = read_file(h().segment_file(0));
+  set_layout_version(std::as_writable_bytes(std::span(bytes)), kLayoutVersion - 1);
+  write_file(h().segment_file(0), bytes);
+  h().open(4 * kMiB, kMiB);
+  EXPECT_FALSE(h().contains(0));
+  EXPECT_TRUE(h().findable_and_intact(kSmall, 59)) << "the other segments are not touched";
+  EXPECT_EQ(store().statistics().corrupt_headers, 0u);
+  EXPECT_EQ(store().statistics().segments, segments);
+  for (uint64_t id = 100; id < 200; ++id) ASSERT_TRUE(h().put(TestBatch(kSmall, {id})));
+  EXPECT_TRUE(h().findable_and_intact(kSmall, 199));
+  h().check_bytes();
 }
 
 TEST_P(StoreTest, ADirectoryThatCannotBeUsedIsNamed) {

@@ -158,6 +158,13 @@ uint32_t Tiers::groups_per_write_max(uint64_t block_bytes, uint32_t blocks_per_g
       std::max<uint64_t>(1, kFlushBufferBytes / (block_bytes * blocks_per_group)));
 }
 
+bool Tiers::fits(const flash::Handle& handle) const {
+  if (!handle || handle.lanes() != options_.blocks_per_group) return false;
+  for (uint32_t lane = 0; lane < handle.lanes(); ++lane)
+    if (handle.lane_bytes(lane) != options_.block_bytes) return false;
+  return true;
+}
+
 Result<void> Tiers::store_groups(std::vector<flash::PutValue> groups, flash::Store::PutDone done) {
   // 64 chunks a block bound the checksums' memory; 4 KiB keeps single pages verifiable.
   const uint64_t chunk = divide_up(options_.block_bytes / 64, io::kAlignment) * io::kAlignment;

@@ -93,6 +93,9 @@ class Tiers {
   static uint32_t groups_per_write_min(uint64_t block_bytes, uint32_t blocks_per_group);
   static uint32_t groups_per_write_max(uint64_t block_bytes, uint32_t blocks_per_group);
 
+  // Whether a stored value has the lanes of a group: one for each layer, each as long as a block.
+  bool fits(const flash::Handle& handle) const;
+
   // Transfers; see flash/store.h. Blocks of a group are its lanes in layer order.
   Result<void> store_groups(std::vector<flash::PutValue> groups, flash::Store::PutDone done);
   // Reads into frames. They may be released at any time; see release().

@@ -202,8 +202,8 @@ class CondemnedFrames : public ::testing::Test {
                            ring_)
                  .value();
     frames_ = {tiers_->acquire(Tier::kWarm).value(), tiers_->acquire(Tier::kWarm).value()};
-    flash::PutValue value{.key = {std::byte{1}}, .lanes = {}, .lane_bytes = kBlock};
-    for (const FrameId frame : frames_) value.lanes.push_back(tiers_->data(frame));
+    flash::PutValue value{.key = {std::byte{1}}, .lanes = {}};
+    for (const FrameId frame : frames_) value.lanes.push_back(tiers_->span(frame));
     ASSERT_TRUE(tiers_->store_groups({value}, [&](Result<std::vector<flash::Handle>> outcome) {
       ASSERT_TRUE(outcome);
       handle_ = outcome->front();

@@ -27,10 +27,9 @@ Result<void> put_batch(flash::Store& store, uint64_t first, uint64_t count) {
   for (uint64_t i = 0; i < count; ++i) {
     const uint64_t number = first + i;
     std::memcpy(values[i].key.data(), &number, sizeof number);
-    values[i].lane_bytes = kLaneBytes;
     for (uint32_t lane = 0; lane < kLanes; ++lane, position += kLaneBytes) {
       std::fill_n(position, kLaneBytes, static_cast<std::byte>(number + lane));
-      values[i].lanes.push_back(position);
+      values[i].lanes.push_back({position, kLaneBytes});
     }
   }
   std::optional<Result<void>> outcome;
