@@ -15,7 +15,8 @@
 #define HWY_TARGET_INCLUDE "kernels/codec.cpp"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
-#include "kernels/generic/planes-inl.h"
+#include "kernels/generic/encoded-inl.h"
+#include "kernels/generic/pages-inl.h"
 #include "kernels/generic/quantize-inl.h"
 #include "kernels/generic/rotation-inl.h"
 
@@ -23,22 +24,6 @@ HWY_BEFORE_NAMESPACE();
 namespace hifc::kernels::HWY_NAMESPACE {
 
 static_assert(std::endian::native == std::endian::little);
-
-// The offsets within an encoded page; the group `g` of a row has the columns from 64 * g on.
-struct PageOffsets {
-  PageOffsets(const PageFormat& format, uint32_t bits)
-      : row_parameters((format.columns + kGroupColumns - 1) / kGroupColumns * kParameterBytes),
-        row_codes(size_t{format.columns} * bits / 8),
-        group_codes(size_t{kGroupColumns} * bits / 8),
-        codes_begin(format.rows * row_parameters) {}
-  size_t parameters(size_t row, size_t g) const {
-    return row * row_parameters + g * kParameterBytes;
-  }
-  size_t codes(size_t row, size_t g) const {
-    return codes_begin + row * row_codes + g * group_codes;
-  }
-  size_t row_parameters, row_codes, group_codes, codes_begin;
-};
 
 // A page that is being encoded, and the rows of the current batch.
 struct EncodeRows {
@@ -49,83 +34,45 @@ struct EncodeRows {
 };
 
 // The groups `g` of some rows.
-template <uint32_t kBits, uint32_t kWidth>
+template <size_t kBits, size_t kWidth>
 void encode_groups(const EncodeRows& rows, size_t g) {
-  const PageOffsets offsets(rows.format, kBits);
+  const PageOffsets offsets(rows.format);
   const size_t columns = rows.format.columns;
   encode_batch<kBits, kWidth>({.values = rows.page + rows.first * columns + g * kGroupColumns,
                                .stride = columns,
                                .count = rows.count},
-                              {.parameters = rows.encoded + offsets.parameters(rows.first, g),
-                               .parameters_stride = offsets.row_parameters,
-                               .codes = rows.encoded + offsets.codes(rows.first, g),
-                               .codes_stride = offsets.row_codes});
+                              {.scales = rows.encoded + offsets.scale(rows.first, g),
+                               .mins = rows.encoded + offsets.min(rows.first, g),
+                               .codes = rows.encoded + offsets.codes(rows.first, g)});
 }
 
-template <uint32_t kBits, uint32_t kWidth>
-void decode_groups(const PageFormat& format, RowRange rows, size_t g, const std::byte* encoded,
-                   float* out) {
-  const PageOffsets offsets(format, kBits);
-  for (size_t i = 0; i < rows.count; ++i) {
-    const size_t row = rows.first + i;
-    decode_group<kBits, kWidth>(encoded + offsets.parameters(row, g),
-                                encoded + offsets.codes(row, g),
-                                out + i * format.columns + g * kGroupColumns);
-  }
-}
-
-template <uint32_t kBits>
+template <size_t kBits>
 void encode_columns(const EncodeRows& rows) {
-  const size_t full = rows.format.columns / kGroupColumns;
-  for (size_t g = 0; g < full; ++g) encode_groups<kBits, kGroupColumns>(rows, g);
-  switch (rows.format.columns % kGroupColumns) {
-    case 16: return encode_groups<kBits, 16>(rows, full);
-    case 32: return encode_groups<kBits, 32>(rows, full);
-    case 48: return encode_groups<kBits, 48>(rows, full);
-  }
-}
-
-template <uint32_t kBits>
-void encode_page(const PageFormat& format, const uint16_t* page, std::byte* encoded) {
-  for (size_t row = 0; row < format.rows; row += kBatchGroups)
-    encode_columns<kBits>({format, page, encoded, row, std::min(kBatchGroups, format.rows - row)});
-}
-
-template <uint32_t kBits>
-void decode_columns(const PageFormat& format, RowRange rows, const std::byte* encoded, float* out) {
-  const size_t full = format.columns / kGroupColumns;
-  for (size_t g = 0; g < full; ++g)
-    decode_groups<kBits, kGroupColumns>(format, rows, g, encoded, out);
-  switch (format.columns % kGroupColumns) {
-    case 16: return decode_groups<kBits, 16>(format, rows, full, encoded, out);
-    case 32: return decode_groups<kBits, 32>(format, rows, full, encoded, out);
-    case 48: return decode_groups<kBits, 48>(format, rows, full, encoded, out);
-  }
+  const PageOffsets offsets(rows.format);
+  for (size_t g = 0; g * kGroupColumns < rows.format.columns; ++g)
+    with_width(offsets.width(g),
+               [&](auto width) HWY_ATTR { encode_groups<kBits, width>(rows, g); });
 }
 
 void encode(const PageFormat& format, const uint16_t* page, std::byte* encoded) {
   HIFC_DCHECK(format.columns % kUnitColumns == 0 && format.columns <= 512);
-  switch (format.codec) {
-    case kv::Codec::kI8: return encode_page<8>(format, page, encoded);
-    case kv::Codec::kI4: return encode_page<4>(format, page, encoded);
-    case kv::Codec::kI3: return encode_page<3>(format, page, encoded);
-    case kv::Codec::kI2: return encode_page<2>(format, page, encoded);
-    case kv::Codec::kF16: break;
-  }
-  HIFC_CHECK(format.codec != kv::Codec::kF16);
+  with_bits(format.codec, [&](auto bits) HWY_ATTR {
+    for (size_t row = 0; row < format.rows; row += kBatchGroups)
+      encode_columns<bits>({format, page, encoded, row, std::min(kBatchGroups, format.rows - row)});
+  });
 }
 
 void decode(const PageFormat& format, RowRange rows, const std::byte* encoded, float* out) {
   HIFC_DCHECK(format.columns % kUnitColumns == 0 && format.columns <= 512);
   HIFC_DCHECK(rows.count <= format.rows && rows.first <= format.rows - rows.count);
-  switch (format.codec) {
-    case kv::Codec::kI8: return decode_columns<8>(format, rows, encoded, out);
-    case kv::Codec::kI4: return decode_columns<4>(format, rows, encoded, out);
-    case kv::Codec::kI3: return decode_columns<3>(format, rows, encoded, out);
-    case kv::Codec::kI2: return decode_columns<2>(format, rows, encoded, out);
-    case kv::Codec::kF16: break;
-  }
-  HIFC_CHECK(format.codec != kv::Codec::kF16);
+  for (size_t g = 0; g * kGroupColumns < format.columns; ++g)
+    decode_rows({format, encoded, rows, g}, out + g * kGroupColumns, format.columns);
+}
+
+void decode_f16(const PageFormat& format, const std::byte* encoded, uint16_t* page) {
+  HIFC_DCHECK(format.columns % kUnitColumns == 0 && format.columns <= 512);
+  for (size_t g = 0; g * kGroupColumns < format.columns; ++g)
+    decode_halves({format, encoded, {0, format.rows}, g}, page + g * kGroupColumns, format.columns);
 }
 
 void rotate(uint32_t head_dim, uint32_t count, float* vectors) {
@@ -133,8 +80,25 @@ void rotate(uint32_t head_dim, uint32_t count, float* vectors) {
   for (uint32_t i = 0; i < count; ++i) transform_vector(head_dim, vectors + size_t{i} * head_dim);
 }
 
+void rotate_f16(uint32_t head_dim, uint32_t count, const uint16_t* from, size_t from_stride,
+                uint16_t* to) {
+  HIFC_DCHECK(head_dim % 16 == 0 && head_dim <= 512);
+  alignas(64) float vector[512];
+  for (uint32_t i = 0; i < count; ++i, from += from_stride, to += head_dim) {
+    decode_row(from, head_dim, vector);
+    transform_vector(head_dim, vector);
+    for (size_t d = 0; d < head_dim; d += kFloatLanes)
+      store_halves(load_floats(vector + d), to + d);
+  }
+}
+
 const Codecs* codecs(Isa isa) {
-  static const Codecs table{.isa = isa, .encode = encode, .decode = decode, .rotate = rotate};
+  static const Codecs table{.isa = isa,
+                            .encode = encode,
+                            .decode = decode,
+                            .decode_f16 = decode_f16,
+                            .rotate = rotate,
+                            .rotate_f16 = rotate_f16};
   return &table;
 }
 

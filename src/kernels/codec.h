@@ -6,18 +6,18 @@
 //   value = min + scale * code      scale and min: F16, one pair per group
 //                                   code: 0 .. 2^bits - 1
 //
-//   encoded page: | {scale, min} of every group | codes of every group |
-//                 both [row][group]; scale and min are little-endian F16
+//   encoded page: | scale | min | codes |   each [group][row]; scale and min are little-endian F16
 //
-// The codes of a group of `width` columns are one bit plane, or for kI3 a plane of the two low bits
-// followed by a plane of the high bit. A plane of b bits per code has width * b / 8 bytes. Its byte
-// i holds the codes of columns i, i + stride, i + 2 * stride ... with stride = width * b / 8, the
-// first one in the lowest bits. So consecutive bytes hold consecutive columns and a vector of bytes
-// is unpacked by one shift and one mask. 64 columns:
+// The codes of one group and row are a bit plane, or for kI3 a plane of the two low bits followed
+// by a plane of the high bit. A plane is an array of little-endian words: of 32 bits in groups of
+// 64 columns, of 8 bits in narrower ones and for kI8. Of its n words, word i holds the codes of
+// columns i, i + n, i + 2n, ..., the first one in the lowest bits. So a vector of words, shifted
+// and masked, is one of consecutive columns. 64 columns:
 //
-//   4 bits, 32 bytes: byte i = | column i + 32 | column i |
-//   2 bits, 16 bytes: byte i = | column i + 48 | column i + 32 | column i + 16 | column i |
-//   1 bit,   8 bytes: byte i = | column i + 56 | ... | column i + 8 | column i |
+//   8 bits: a byte for each column
+//   4 bits, 8 words: word i = | column i + 56 | ... | column i + 8 | column i |
+//   2 bits, 4 words: word i = | column i + 60 | ... | column i + 4 | column i |
+//   1 bit,  2 words: word i = | column i + 62 | ... | column i + 2 | column i |
 //
 //   codec   bits per value, scale and min included
 //           groups of 64   80 columns   96 columns   groups of 16
@@ -76,11 +76,20 @@ struct Codecs {
   void (*decode)(const PageFormat& format, RowRange rows, const std::byte* encoded,
                  float* out) = nullptr;
 
+  // The whole page, rounded to the nearest F16 bits [rows][columns]; what exceeds the range of F16
+  // becomes its largest number.
+  void (*decode_f16)(const PageFormat& format, const std::byte* encoded, uint16_t* page) = nullptr;
+
   // Orthonormal Walsh-Hadamard transform of each vector, in place: channels are taken in blocks of
   // the largest power of two that is left (128; 80 = 64 + 16; 96 = 64 + 32). It is its own inverse,
   // keeps dot products and spreads an outlier channel over its block. head_dim: a multiple of 16,
   // at most 512; vectors: [count][head_dim].
   void (*rotate)(uint32_t head_dim, uint32_t count, float* vectors) = nullptr;
+
+  // The same for F16 bits: vectors that begin `from_stride` values apart; to: [count][head_dim],
+  // rounded to the nearest F16, which is infinity for what exceeds the range.
+  void (*rotate_f16)(uint32_t head_dim, uint32_t count, const uint16_t* from, size_t from_stride,
+                     uint16_t* to) = nullptr;
 };
 
 // The codecs of one instruction set; kAmx has those of kAvx512. kUnsupported where the CPU or the

@@ -6,10 +6,10 @@
 // AVX-512 on one core of a busy Xeon at 2.6 GHz, pages of 64 x 128:
 //
 //   bits   encode       decode     error    full_range
-//   8      6.7 to 7.5   23 to 28   0.0053   0.0053
-//   4      1.9 to 2.1   27 to 29   0.083    0.090
-//   3      1.5 to 1.9   19         0.167    0.192
-//   2      1.8 to 2.1   27 to 28   0.330    0.450
+//   8      6.5 to 7.2   31         0.0053   0.0053
+//   4      1.9 to 2.1   30 to 32   0.083    0.090
+//   3      1.7 to 1.9   29 to 31   0.167    0.192
+//   2      1.9 to 2.1   32 to 33   0.330    0.450
 //
 // Below 8 bits most of the time of encoding is the search. The rotation does 12 GB/s.
 #include <benchmark/benchmark.h>

@@ -113,12 +113,12 @@ class ReferenceDecoder {
     return std::min(kGroupColumns, format_.columns - column / kGroupColumns * kGroupColumns);
   }
   double scale(uint32_t row, uint32_t column) const { return parameter(row, column, 0); }
-  double min(uint32_t row, uint32_t column) const { return parameter(row, column, 2); }
+  double min(uint32_t row, uint32_t column) const { return parameter(row, column, 1); }
 
   uint32_t code(uint32_t row, uint32_t column) const {
-    const uint32_t in_group = column % kGroupColumns;
-    size_t at = format_.rows * groups() * 4 + size_t{row} * format_.columns * bits_ / 8 +
-                (column - in_group) * bits_ / 8;
+    const uint32_t in_group = column % kGroupColumns, first = column - in_group;
+    const size_t at = format_.rows * groups() * 4 +
+                      (size_t{first} * format_.rows + row * width(column)) * bits_ / 8;
     if (bits_ != 3) return plane(at, bits_, width(column), in_group);
     return plane(at, 2, width(column), in_group) |
            plane(at + width(column) / 4, 1, width(column), in_group) << 2;
@@ -130,15 +130,19 @@ class ReferenceDecoder {
 
  private:
   size_t groups() const { return (format_.columns + kGroupColumns - 1) / kGroupColumns; }
-  double parameter(uint32_t row, uint32_t column, size_t offset) const {
+  double parameter(uint32_t row, uint32_t column, size_t part) const {
     uint16_t half = 0;
-    std::memcpy(&half, &encoded_.at((row * groups() + column / kGroupColumns) * 4 + offset), 2);
+    const size_t index = (part * groups() + column / kGroupColumns) * format_.rows + row;
+    std::memcpy(&half, &encoded_.at(index * sizeof(half)), sizeof(half));
     return from_half(half);
   }
   uint32_t plane(size_t at, uint32_t plane_bits, uint32_t width, uint32_t column) const {
-    const uint32_t stride = width * plane_bits / 8;
-    const auto byte = static_cast<uint32_t>(encoded_.at(at + column % stride));
-    return byte >> column / stride * plane_bits & ((1u << plane_bits) - 1);
+    const uint32_t word_bytes = width == kGroupColumns && plane_bits < 8 ? 4 : 1;
+    const uint32_t words = width * plane_bits / 8 / word_bytes;
+    uint32_t word = 0;
+    for (uint32_t i = 0; i < word_bytes; ++i)
+      word |= static_cast<uint32_t>(encoded_.at(at + column % words * word_bytes + i)) << 8 * i;
+    return word >> column / words * plane_bits & ((1u << plane_bits) - 1);
   }
   const PageFormat format_;
   const uint32_t bits_;
@@ -194,6 +198,58 @@ TEST(Codecs, ArbitraryBytesAreDecoded) {
         EXPECT_EQ(bits(decode(*codecs, format, encoded)), bits(reference(format, encoded)));
       }
     }
+}
+
+std::vector<uint16_t> decode_f16(const Codecs& codecs, const PageFormat& format,
+                                 const std::vector<std::byte>& encoded) {
+  std::vector<uint16_t> page(size_t{format.rows} * format.columns, 0xeeee);
+  codecs.decode_f16(format, encoded.data(), page.data());
+  return page;
+}
+
+TEST(Codecs, DecodingToF16RoundsToTheNearest) {
+  for_all([](const Codecs& codecs, const PageFormat& format) {
+    for (const Data data : kAllData) {
+      const auto encoded = encode(codecs, format, make_page(format, data));
+      std::vector<uint16_t> expected;
+      for (const float value : reference(format, encoded))
+        expected.push_back(to_half(std::clamp(value, -65504.0f, 65504.0f)));
+      EXPECT_EQ(decode_f16(codecs, format, encoded), expected);
+    }
+  });
+}
+
+TEST(Codecs, DecodingToF16NeverOverflows) {
+  for_all([](const Codecs& codecs, const PageFormat& format) {
+    for (const double sign : {1.0, -1.0}) {
+      // One step beyond the largest number: scale and min are changed after encoding.
+      std::vector<uint16_t> page(size_t{format.rows} * format.columns, to_half(1));
+      for (size_t i = 0; i < page.size(); i += 2) page[i] = to_half(0);
+      auto encoded = encode(codecs, format, page);
+      const uint16_t scale = to_half(sign * 32), min = to_half(sign * 65504);
+      const size_t groups = (format.columns + kGroupColumns - 1) / kGroupColumns;
+      for (size_t i = 0; i < groups * format.rows; ++i) {
+        std::memcpy(encoded.data() + i * 2, &scale, 2);
+        std::memcpy(encoded.data() + (groups * format.rows + i) * 2, &min, 2);
+      }
+      const std::vector<uint16_t> expected(page.size(), min);
+      EXPECT_GT(std::abs(decode(codecs, format, encoded)[1]), 65504.0f);
+      EXPECT_EQ(decode_f16(codecs, format, encoded), expected);
+    }
+  });
+}
+
+TEST(Codecs, DecodingToF16KeepsDamageVisible) {
+  for_all([](const Codecs& codecs, const PageFormat& format) {
+    auto page = make_page(format, Data::kNormal);
+    page[0] = to_half(std::numeric_limits<double>::infinity());
+    const auto encoded = encode(codecs, format, page);
+    const auto decoded = decode(codecs, format, encoded);
+    const auto halves = decode_f16(codecs, format, encoded);
+    EXPECT_TRUE(std::isnan(decoded[0]));
+    for (size_t i = 0; i < page.size(); ++i)
+      ASSERT_EQ(std::isnan(from_half(halves[i])), std::isnan(decoded[i])) << i;
+  });
 }
 
 TEST(Codecs, AllInstructionSetsEncodeToTheSameBytes) {
@@ -442,6 +498,25 @@ TEST(Rotation, HasTheSameBitsOnAllInstructionSets) {
     codecs.rotate(head_dim, 5, vectors.data());
     (*codecs_for(Isa::kPortable))->rotate(head_dim, 5, expected.data());
     EXPECT_EQ(bits(vectors), bits(expected));
+  });
+}
+
+TEST(Rotation, OfF16RoundsToTheNearestAndKeepsToItsStride) {
+  for_all_rotations([](const Codecs& codecs, uint32_t head_dim) {
+    constexpr uint32_t kCount = 3;
+    const uint32_t stride = head_dim + 24;
+    std::mt19937 random(head_dim);
+    std::normal_distribution<double> normal;
+    std::vector<uint16_t> from((kCount - 1) * stride + head_dim);
+    for (uint16_t& half : from) half = to_half(30 * normal(random));
+    std::vector<float> rotated;
+    for (uint32_t i = 0; i < kCount * head_dim; ++i)
+      rotated.push_back(static_cast<float>(from_half(from[i / head_dim * stride + i % head_dim])));
+    codecs.rotate(head_dim, kCount, rotated.data());
+    std::vector<uint16_t> expected, to(kCount * head_dim);
+    for (const float value : rotated) expected.push_back(to_half(static_cast<double>(value)));
+    codecs.rotate_f16(head_dim, kCount, from.data(), stride, to.data());
+    EXPECT_EQ(to, expected);
   });
 }
 

@@ -1,4 +1,5 @@
-// Packing codes into bit planes and back (the layout is in kernels/codec.h).
+// Packing the codes of narrow groups, a byte each, into bit planes and back (the layout is in
+// kernels/codec.h).
 // Included once per Highway target, hence the toggling guard.
 #if defined(HIFC_KERNELS_GENERIC_PLANES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HIFC_KERNELS_GENERIC_PLANES_INL_H_
@@ -66,7 +67,7 @@ HWY_INLINE void unpack_plane(const std::byte* plane, size_t first_bit, uint8_t* 
 }
 
 template <size_t kBits, size_t kWidth>
-HWY_INLINE void pack_codes(const uint8_t* codes, std::byte* out) {
+HWY_INLINE void pack_narrow(const uint8_t* codes, std::byte* out) {
   if constexpr (kBits == 3) {
     pack_plane<2, kWidth>(codes, 0, out);
     pack_plane<1, kWidth>(codes, 2, out + kWidth / 4);
@@ -76,7 +77,7 @@ HWY_INLINE void pack_codes(const uint8_t* codes, std::byte* out) {
 }
 
 template <size_t kBits, size_t kWidth>
-HWY_INLINE void unpack_codes(const std::byte* from, uint8_t* codes) {
+HWY_INLINE void unpack_narrow(const std::byte* from, uint8_t* codes) {
   if constexpr (kBits == 3) {
     unpack_plane<2, kWidth, Unpack::kSet>(from, 0, codes);
     unpack_plane<1, kWidth, Unpack::kAdd>(from + kWidth / 4, 2, codes);

@@ -11,8 +11,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 #include "hwy/highway.h"
+#include "kernels/generic/codes-inl.h"
 #include "kernels/generic/planes-inl.h"
 #include "kernels/generic/range-inl.h"
 #include "kernels/generic/search-inl.h"
@@ -25,47 +27,52 @@ struct Quantizer {
   float min = 0, inverse = 0;
 };
 
+HWY_INLINE WordVector codes_of(const uint16_t* values, const Quantizer& quantizer, float code_max) {
+  const FloatTag d;
+  const FloatVector min = hn::Set(d, quantizer.min), inverse = hn::Set(d, quantizer.inverse);
+  const FloatVector exact = hn::Mul(hn::Sub(load_floats(values), min), inverse);
+  const WordVector rounded = hn::BitCast(WordTag(), round_to_code(exact, code_max));
+  return hn::And(rounded, hn::Set(WordTag(), 0xff));
+}
+
 template <size_t kBits, size_t kWidth>
 HWY_INLINE void write_codes(const uint16_t* values, const Quantizer& quantizer, std::byte* out) {
-  const FloatTag d;
-  const hn::RebindToUnsigned<FloatTag> words;
-  const hn::Rebind<uint8_t, FloatTag> bytes;
-  const FloatVector min = hn::Set(d, quantizer.min), inverse = hn::Set(d, quantizer.inverse);
-  alignas(64) uint8_t codes[kWidth];
-  HIFC_UNROLL
-  for (size_t i = 0; i < kWidth; i += kFloatLanes) {
-    const FloatVector exact = hn::Mul(hn::Sub(load_floats(values + i), min), inverse);
-    const auto code = hn::BitCast(words, round_to_code(exact, kCodeMax<kBits>));
-    hn::StoreU(hn::TruncateTo(bytes, code), bytes, codes + i);
+  if constexpr (kWidth == kGroupColumns) {
+    WordVector codes[kGroupVectors];
+    HIFC_UNROLL
+    for (size_t i = 0; i < kGroupVectors; ++i)
+      codes[i] = codes_of(values + i * kFloatLanes, quantizer, kCodeMax<kBits>);
+    pack_codes<kBits>(codes, out);
+  } else {
+    const hn::Rebind<uint8_t, FloatTag> bytes;
+    alignas(64) uint8_t codes[kWidth];
+    HIFC_UNROLL
+    for (size_t i = 0; i < kWidth; i += kFloatLanes)
+      hn::StoreU(hn::TruncateTo(bytes, codes_of(values + i, quantizer, kCodeMax<kBits>)), bytes,
+                 codes + i);
+    pack_narrow<kBits, kWidth>(codes, out);
   }
-  pack_codes<kBits, kWidth>(codes, out);
 }
 
-// Where a batch of groups goes.
-struct EncodedRows {
-  std::byte* parameters = nullptr;  // {scale, min}
-  size_t parameters_stride = 0;     // bytes from one row to the next
+// Where a batch of groups goes: the same group of consecutive rows.
+struct EncodedGroups {
+  std::byte* scales = nullptr;  // F16, as are mins
+  std::byte* mins = nullptr;
   std::byte* codes = nullptr;
-  size_t codes_stride = 0;
 };
 
-inline constexpr size_t kParameterBytes = 4;
-
-HWY_INLINE void write_parameters(float scale, float min, std::byte* out) {
-  const uint16_t halves[] = {half_of_float(scale), half_of_float(min)};
-  std::memcpy(out, halves, kParameterBytes);
+inline void write_half(float value, std::byte* out) {
+  const uint16_t half = half_of_float(value);
+  std::memcpy(out, &half, sizeof(half));
 }
-
-// Scale 0, min NaN, codes 0.
-template <size_t kBits, size_t kWidth>
-HWY_INLINE void write_not_finite(std::byte* parameters, std::byte* codes) {
-  constexpr uint16_t kHalves[] = {0, 0x7e00};
-  std::memcpy(parameters, kHalves, kParameterBytes);
-  std::memset(codes, 0, kWidth * kBits / 8);
+inline float read_half(const std::byte* from) {
+  uint16_t half = 0;
+  std::memcpy(&half, from, sizeof(half));
+  return float_of_half(half);
 }
 
 template <size_t kBits, size_t kWidth>
-HWY_NOINLINE void encode_batch(const GroupRows& rows, const EncodedRows& encoded) {
+HWY_NOINLINE void encode_batch(const GroupRows& rows, const EncodedGroups& encoded) {
   Ranges ranges;
   for (size_t g = 0; g < rows.count; ++g) {
     const uint16_t* values = rows.values + g * rows.stride;
@@ -87,35 +94,34 @@ HWY_NOINLINE void encode_batch(const GroupRows& rows, const EncodedRows& encoded
   }
 
   for (size_t g = 0; g < rows.count; ++g) {
-    std::byte* parameters = encoded.parameters + g * encoded.parameters_stride;
-    std::byte* codes = encoded.codes + g * encoded.codes_stride;
+    std::byte* codes = encoded.codes + g * kWidth * kBits / 8;
     if (!ranges.finite[g]) {
-      write_not_finite<kBits, kWidth>(parameters, codes);
-      continue;
+      choices.scale[g] = 0, choices.min[g] = std::numeric_limits<float>::quiet_NaN();
+      std::memset(codes, 0, kWidth * kBits / 8);
+    } else {
+      write_codes<kBits, kWidth>(rows.values + g * rows.stride,
+                                 {choices.min[g], choices.inverse[g]}, codes);
     }
-    write_parameters(choices.scale[g], choices.min[g], parameters);
-    write_codes<kBits, kWidth>(rows.values + g * rows.stride, {choices.min[g], choices.inverse[g]},
-                               codes);
+    write_half(choices.scale[g], encoded.scales + g * sizeof(uint16_t));
+    write_half(choices.min[g], encoded.mins + g * sizeof(uint16_t));
   }
 }
 
-// One group: floats [kWidth]. Scale and code have 11 and at most 8 significant bits, so that their
-// product is exact and a multiplication and an addition give the bits of a fused one.
-template <size_t kBits, size_t kWidth>
-HWY_INLINE void decode_group(const std::byte* parameters, const std::byte* codes, float* out) {
-  const FloatTag d;
-  const hn::Rebind<uint8_t, FloatTag> bytes;
-  const hn::RebindToSigned<FloatTag> words;
-  uint16_t halves[2];
-  std::memcpy(halves, parameters, kParameterBytes);
-  const FloatVector scale = hn::Set(d, float_of_half(halves[0]));
-  const FloatVector min = hn::Set(d, float_of_half(halves[1]));
-  alignas(64) uint8_t unpacked[kWidth];
-  unpack_codes<kBits, kWidth>(codes, unpacked);
-  HIFC_UNROLL
-  for (size_t i = 0; i < kWidth; i += kFloatLanes) {
-    const auto code = hn::PromoteTo(words, hn::LoadU(bytes, unpacked + i));
-    hn::StoreU(hn::MulAdd(scale, hn::ConvertTo(d, code), min), d, out + i);
+// Calls use(column, codes) for each vector of the codes of a group.
+template <size_t kBits, size_t kWidth, class Use>
+HWY_INLINE void for_codes(const std::byte* from, const Use& use) {
+  if constexpr (kWidth == kGroupColumns) {
+    const CodeReader<kBits> codes(*reinterpret_cast<const Codes<kBits>*>(from));
+    HIFC_UNROLL
+    for (size_t i = 0; i < kGroupVectors; ++i) use(i * kFloatLanes, codes.vector(i));
+  } else {
+    const hn::Rebind<uint8_t, FloatTag> bytes;
+    const hn::RebindToSigned<FloatTag> words;
+    alignas(64) uint8_t codes[kWidth];
+    unpack_narrow<kBits, kWidth>(from, codes);
+    HIFC_UNROLL
+    for (size_t i = 0; i < kWidth; i += kFloatLanes)
+      use(i, hn::ConvertTo(FloatTag(), hn::PromoteTo(words, hn::LoadU(bytes, codes + i))));
   }
 }
 
