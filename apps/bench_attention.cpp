@@ -170,8 +170,8 @@ class Workload {
         memory_.data() + (size_t{layer} * splits() + split) * layout_.block_bytes();
     kernels::SplitPages pages;
     for (uint32_t page = 0; page < kernels::kSplitPages; ++page) {
-      pages.k[page] = reinterpret_cast<const uint16_t*>(block + layout_.k_page_offset(page, head));
-      pages.v[page] = reinterpret_cast<const uint16_t*>(block + layout_.v_page_offset(page, head));
+      pages.k[page].data = block + layout_.k_page_offset(page, head);
+      pages.v[page].data = block + layout_.v_page_offset(page, head);
     }
     return pages;
   }

@@ -379,10 +379,8 @@ void KvCache::compute(uint32_t layer, std::span<const uint32_t> units) {
       if (group < first_group || group >= groups_end()) continue;
       const std::byte* base = tiers_.data(sequence_.groups[group].blocks[layer].frame);
       const uint32_t in_block = page % layout_.pages();
-      pages.k[i] =
-          reinterpret_cast<const uint16_t*>(base + layout_.k_page_offset(in_block, kv_head));
-      pages.v[i] =
-          reinterpret_cast<const uint16_t*>(base + layout_.v_page_offset(in_block, kv_head));
+      pages.k[i].data = base + layout_.k_page_offset(in_block, kv_head);
+      pages.v[i].data = base + layout_.v_page_offset(in_block, kv_head);
     }
     return pages;
   });

@@ -23,6 +23,8 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
 #include "kernels/generic/amx_attention-inl.h"
+#include "kernels/generic/blocks-inl.h"
+#include "kernels/generic/encoded-inl.h"
 #include "kernels/generic/pages-inl.h"
 #include "kernels/generic/product-inl.h"
 #include "kernels/generic/rows-inl.h"
@@ -40,7 +42,7 @@ struct Split {
   const SplitPages& pages;
   const QueryRows& rows;
   float* scores;   // [rows][kSplitTokens]
-  float* decoded;  // one page as floats; many rows only
+  float* decoded;  // a block: [kBlockRows][kBlockColumns]
   const Partials& out;
 };
 
@@ -68,65 +70,123 @@ HWY_INLINE void for_tiles(const QueryRows& rows, uint32_t page, const Visit& vis
   }
 }
 
-// A page that is needed next; each row tile prefetches its share of it while it computes, so that
+// Each row tile prefetches its share of the page that is needed next while it computes, so that
 // memory is busy all the time.
-struct NextPage {
-  const uint16_t* page = nullptr;
-  size_t bytes = 0;
+template <class T>
+void share_out(const NextPage& next, const RowTile& tile, size_t width, Product<T>& product) {
+  const size_t tile_columns = width * tile.tiles;
+  product.ahead_bytes = (next.bytes + tile_columns - 1) / tile_columns;
+  product.ahead =
+      reinterpret_cast<const char*>(next.data) + product.ahead_bytes * width * tile.index;
+}
 
-  template <class T>
-  void share_out(const RowTile& tile, size_t width, Product<T>& product) const {
-    const size_t tile_columns = width * tile.tiles;
-    product.ahead_bytes = (bytes + tile_columns - 1) / tile_columns;
-    product.ahead = reinterpret_cast<const char*>(page) + product.ahead_bytes * width * tile.index;
-  }
+// What a row tile multiplies with some channels of a page, and where the sums go.
+struct Operand {
+  const float* a = nullptr;
+  size_t a_stride = 0;
+  Range depth;
+  float* out = nullptr;
+  size_t out_stride = 0;
+  size_t width = 0;
+  Start start = Start::kFromZero;
 };
 
-// Dot products of all rows with the page's tokens.
-template <class T>
-void score_page(const Split& split, uint32_t page, const T* k, const NextPage& next) {
+template <Side kSide>
+Operand operand_of(const Split& split, const RowTile& tile, uint32_t page, const Block& block) {
   const size_t head_dim = split.head.head_dim;
+  float* scores = split.scores + tile.first * kSplitTokens + page * kv::kPageTokens;
+  if constexpr (kSide == Side::kK)
+    return {.a = split.rows.q + tile.first * head_dim + block.first_channel,
+            .a_stride = head_dim,
+            .depth = {0, block.channels},
+            .out = scores,
+            .out_stride = kSplitTokens,
+            .width = kv::kPageTokens,
+            .start = block.first_channel == 0 ? Start::kFromZero : Start::kFromOut};
+  return {.a = scores,
+          .a_stride = kSplitTokens,
+          .depth = tile.range,
+          .out = split.out.o + tile.first * head_dim + block.first_channel,
+          .out_stride = head_dim,
+          .width = block.channels,
+          .start = Start::kFromOut};
+}
+
+template <class T>
+Product<T> product_of(const Operand& operand, const T* b, size_t b_stride) {
+  return {.a = operand.a + operand.depth.begin,
+          .a_stride = operand.a_stride,
+          .b = b + operand.depth.begin * b_stride,
+          .b_stride = b_stride,
+          .depth = operand.depth.end - operand.depth.begin,
+          .out = operand.out,
+          .out_stride = operand.out_stride,
+          .start = operand.start};
+}
+
+// Rows times some channels of a page of numbers.
+template <Side kSide, class T>
+void multiply_numbers(const Split& split, uint32_t page, const Block& block, const T* numbers,
+                      size_t stride, const NextPage& next) {
   for_tiles(split.rows, page, [&](const RowTile& tile) HWY_ATTR {
-    Product<T> product{.a = split.rows.q + tile.first * head_dim,
-                       .a_stride = head_dim,
-                       .b = k,
-                       .b_stride = kv::kPageTokens,
-                       .depth = head_dim,
-                       .out = split.scores + tile.first * kSplitTokens + page * kv::kPageTokens,
-                       .out_stride = kSplitTokens,
-                       .start = Start::kFromZero};
-    next.share_out(tile, kv::kPageTokens, product);
-    multiply(product, tile.count, kv::kPageTokens);
+    const Operand operand = operand_of<kSide>(split, tile, page, block);
+    Product<T> product = product_of(operand, numbers, stride);
+    share_out(next, tile, operand.width, product);
+    multiply(product, tile.count, operand.width);
   });
 }
 
-// Columns of a V page: 64 tokens, `stride` values apart.
-template <class T>
-struct Columns {
-  const T* v = nullptr;
-  size_t stride = 0;
-  size_t first = 0;
-  size_t width = 0;
-};
-
-// Adds the weighted columns to `out`.
-template <class T>
-void add_columns(const Split& split, uint32_t page, const Columns<T>& columns,
-                 const NextPage& next) {
-  const size_t head_dim = split.head.head_dim;
+// The same with the codes of an encoded page. Which way they are converted does not show: a code is
+// the same float both ways.
+template <Side kSide>
+void multiply_codes(const Split& split, uint32_t page, const Block& block, const NextPage& next) {
+  const EncodedRows rows =
+      encoded_rows<kSide>(page_of<kSide>(split.pages, page), split.head, block);
+  const BlockParameters parameters(rows);
+  const bool in_registers = split.rows.count <= kRowsInRegisters && rows.width == kBlockColumns;
+  if (!in_registers) decode_codes(rows, split.decoded, kBlockColumns);
   for_tiles(split.rows, page, [&](const RowTile& tile) HWY_ATTR {
-    const uint32_t token = page * kv::kPageTokens + tile.range.begin;
-    Product<T> product{.a = split.scores + tile.first * kSplitTokens + token,
-                       .a_stride = kSplitTokens,
-                       .b = columns.v + tile.range.begin * columns.stride,
-                       .b_stride = columns.stride,
-                       .depth = tile.range.end - tile.range.begin,
-                       .out = split.out.o + tile.first * head_dim + columns.first,
-                       .out_stride = head_dim,
-                       .start = Start::kFromOut};
-    next.share_out(tile, columns.width, product);
-    multiply(product, tile.count, columns.width);
+    Operand operand = operand_of<kSide>(split, tile, page, block);
+    const ScaledRows scaled(operand.a, operand.a_stride, tile.count, rows.count, parameters);
+    operand.a = scaled.a;
+    operand.a_stride = kBlockRows;
+    const auto multiply_with = [&](const auto* codes, size_t stride) HWY_ATTR {
+      auto product = product_of(operand, codes, stride);
+      product.base = scaled.base;
+      share_out(next, tile, operand.width, product);
+      multiply(product, tile.count, operand.width);
+    };
+    if (!in_registers) return multiply_with(split.decoded, kBlockColumns);
+    if constexpr (kRowsInRegisters > 0)
+      with_bits(rows.codec, [&](auto bits) HWY_ATTR {
+        multiply_with(reinterpret_cast<const Codes<bits>*>(rows.codes), 1);
+      });
   });
+}
+
+// Rows times a whole page, K or V.
+template <Side kSide>
+void multiply_page(const Split& split, uint32_t index, const NextPage& next) {
+  const uint32_t head_dim = split.head.head_dim;
+  const Page& page = page_of<kSide>(split.pages, index);
+  const bool halves = page.codec == kv::Codec::kF16;
+  if (halves && split.rows.count < kDecodeOnceRows)
+    return multiply_numbers<kSide>(split, index, {.channels = head_dim},
+                                   reinterpret_cast<const uint16_t*>(page.data),
+                                   page_format<kSide>(page, split.head).columns, next);
+  const bool codes = !halves && sinks_of<kSide>(split.pages, index) == nullptr;
+  for (uint32_t first = 0; first < head_dim; first += kBlockRows) {
+    const uint32_t channels = std::min<uint32_t>(kBlockRows, head_dim - first);
+    const Block block{.first_channel = first, .channels = channels};
+    const NextPage part = next.part(first, channels, head_dim);
+    if (codes) {
+      multiply_codes<kSide>(split, index, block, part);
+      continue;
+    }
+    decode_block<kSide>(split.pages, index, split.head, block, split.decoded);
+    multiply_numbers<kSide>(split, index, block, static_cast<const float*>(split.decoded),
+                            kBlockColumns, part);
+  }
 }
 
 // Two loops, so that the latency of one row's maximum is hidden behind other rows.
@@ -140,62 +200,22 @@ inline void softmax_rows(const Split& split) {
         weigh_row(split.scores + row * kSplitTokens, row_range(rows, row), split.out.max[row]);
 }
 
-// The page that is read after the i-th seen K page, or V page.
-inline NextPage next_page(const Split& split, const SeenPages& seen, uint32_t i, bool v) {
-  const size_t bytes = split.head.head_dim * kv::kPageTokens * sizeof(uint16_t);
-  const bool last = i + 1 == seen.count;
-  if (v) return last ? NextPage{} : NextPage{split.pages.v[seen.index[i + 1]], bytes};
-  return {last ? split.pages.v[seen.index[0]] : split.pages.k[seen.index[i + 1]], bytes};
-}
-
-inline void attend_few_rows(const Split& split, const SeenPages& seen) {
-  const size_t head_dim = split.head.head_dim;
-  for (uint32_t i = 0; i < seen.count; ++i)
-    score_page(split, seen.index[i], split.pages.k[seen.index[i]],
-               next_page(split, seen, i, false));
-  softmax_rows(split);
-  for (uint32_t i = 0; i < seen.count; ++i)
-    add_columns(split, seen.index[i],
-                Columns<uint16_t>{split.pages.v[seen.index[i]], head_dim, 0, head_dim},
-                next_page(split, seen, i, true));
-}
-
-inline void attend_many_rows(const Split& split, const SeenPages& seen) {
-  const size_t head_dim = split.head.head_dim;
-  const float* decoded = split.decoded;
-  for (uint32_t i = 0; i < seen.count; ++i) {
-    decode_row(split.pages.k[seen.index[i]], head_dim * kv::kPageTokens, split.decoded);
-    score_page(split, seen.index[i], decoded, next_page(split, seen, i, false));
-  }
-  softmax_rows(split);
-  for (uint32_t i = 0; i < seen.count; ++i) {
-    decode_panels(split.pages.v[seen.index[i]], kv::kPageTokens, head_dim, split.decoded);
-    NextPage next = next_page(split, seen, i, true);
-    for (size_t column = 0; column < head_dim; column += kPanelColumns) {
-      add_columns(split, seen.index[i],
-                  Columns<float>{decoded + column * kv::kPageTokens, kPanelColumns, column,
-                                 std::min(kPanelColumns, head_dim - column)},
-                  next);
-      next = {};
-    }
-  }
-}
-
-size_t scratch_bytes(const HeadParameters& head, uint32_t rows) {
-  const size_t scores = size_t{rows} * kSplitTokens;
-  const size_t panels = (head.head_dim + kPanelColumns - 1) / kPanelColumns;
-  const size_t decoded = rows < kDecodeOnceRows ? 0 : panels * kPanelColumns * kv::kPageTokens;
-  return (scores + decoded) * sizeof(float);
+size_t scratch_bytes(const HeadParameters&, uint32_t rows) {
+  return (size_t{rows} * kSplitTokens + kBlockRows * kBlockColumns) * sizeof(float);
 }
 
 void attend_split(const HeadParameters& head, const SplitPages& pages, const QueryRows& rows,
                   std::byte* scratch, const Partials& out) {
   HIFC_DCHECK(head.head_dim % 16 == 0 && head.head_dim <= 512);
   std::fill_n(out.o, size_t{rows.count} * head.head_dim, 0.0f);
-  float* scores = reinterpret_cast<float*>(scratch);
-  const Split split{head, pages, rows, scores, scores + size_t{rows.count} * kSplitTokens, out};
+  float* decoded = reinterpret_cast<float*>(scratch);
+  const Split split{head, pages, rows, decoded + kBlockRows * kBlockColumns, decoded, out};
   const SeenPages seen(rows);
-  rows.count < kDecodeOnceRows ? attend_few_rows(split, seen) : attend_many_rows(split, seen);
+  for (uint32_t i = 0; i < seen.count; ++i)
+    multiply_page<Side::kK>(split, seen.index[i], after<Side::kK>(pages, head, seen, i));
+  softmax_rows(split);
+  for (uint32_t i = 0; i < seen.count; ++i)
+    multiply_page<Side::kV>(split, seen.index[i], after<Side::kV>(pages, head, seen, i));
 }
 
 void merge_row(uint32_t head_dim, float into_scale, float* into, float next_scale,

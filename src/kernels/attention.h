@@ -31,11 +31,20 @@ struct HeadParameters {
   float softcap = 0.0f;   // 0: none; else s = softcap * tanh(s / softcap) after scaling
 };
 
-// The pages of one KV head in one split; F16 bits. A page no row sees may be null. Tokens beyond a
-// row's range inside a page must be finite (zero is fine): they are multiplied by zero.
+struct Page {
+  const std::byte* data = nullptr;  // F16 bits, or encoded as kernels/codec.h says
+  kv::Codec codec = kv::Codec::kF16;
+};
+
+// The pages of one KV head in one split, each of any codec. A page no row sees may be null. Tokens
+// beyond a row's range inside a page must be finite (zero is fine): they are multiplied by zero.
 struct SplitPages {
-  std::array<const uint16_t*, kSplitPages> k = {};  // each [head_dim][64]
-  std::array<const uint16_t*, kSplitPages> v = {};  // each [64][head_dim]
+  std::array<Page, kSplitPages> k = {};  // each [head_dim][64 tokens]
+  std::array<Page, kSplitPages> v = {};  // each [64 tokens][head_dim]
+  // Where the first page is the sequence's first one: its first kSinkTokens tokens, exact, F16 bits
+  // [kSinkTokens][head_dim]; they take the place of what an encoded page says of them. Else null.
+  const uint16_t* sink_k = nullptr;
+  const uint16_t* sink_v = nullptr;
 };
 
 // Query rows: any mix of tokens and of the query heads that share the KV head.
@@ -65,8 +74,8 @@ struct Kernels {
   // Bytes of scratch (64-byte aligned) that attend_split needs for up to `rows` rows.
   size_t (*scratch_bytes)(const HeadParameters&, uint32_t rows) = nullptr;
 
-  // Partials of all rows over one split; overwrites `out`. Few rows (decode): encoded pages are
-  // converted in registers. Many rows (prefill): each page is decoded once into scratch.
+  // Partials of all rows over one split; overwrites `out`. Few rows (decode): pages are converted
+  // in registers. Many rows (prefill): each page is decoded once into scratch.
   void (*attend_split)(const HeadParameters&, const SplitPages&, const QueryRows&,
                        std::byte* scratch, const Partials& out) = nullptr;
 

@@ -1,16 +1,23 @@
 // How close attention comes to what the machine can do. Each iteration times a plain loop (reading
 // memory, or fused multiply-adds in registers) and then the kernel; `ratio` compares the two, so it
-// holds on a shared machine whose absolute speed varies.
+// holds on a shared machine whose absolute speed varies. Encoded pages are compared with F16 pages
+// instead, token by token, as `speedup`; their GB/s are those of the F16 pages they stand for.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
+#include <bit>
+#include <cstddef>
 #include <cstdlib>
+#include <cstring>
 #include <ctime>
 #include <limits>
 #include <memory>
+#include <random>
+#include <string>
 #include <vector>
 
 #include "kernels/attention.h"
+#include "kernels/codec.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -38,7 +45,7 @@ struct AlignedArray {
   T* data;
 };
 
-uint64_t read_all(const uint16_t* data, size_t bytes) {
+uint64_t read_all(const std::byte* data, size_t bytes) {
   const auto* words = reinterpret_cast<const uint64_t*>(data);
   uint64_t sum = 0;
   for (size_t i = 0; i < bytes / sizeof(uint64_t); ++i) sum += words[i];
@@ -92,32 +99,72 @@ double fma_peak(Isa isa) {
   return 2.0 * static_cast<double>(kRounds * kFmaSums * lanes) / (now() - begin);
 }
 
-// Encoded pages as a block holds them: [page][kv_head], K then V; one thread's share.
+struct Coding {
+  kv::Codec k = kv::Codec::kF16;
+  kv::Codec v = kv::Codec::kF16;
+};
+
+// A page of random numbers.
+std::vector<std::byte> make_page(const PageFormat& format) {
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal(0.0f, 0.5f);
+  std::vector<uint16_t> halves(size_t{format.rows} * format.columns);
+  for (uint16_t& half : halves)
+    half = std::bit_cast<uint16_t>(static_cast<_Float16>(normal(random)));
+  std::vector<std::byte> page(page_bytes(format));
+  if (format.codec == kv::Codec::kF16)
+    std::memcpy(page.data(), halves.data(), page.size());
+  else
+    (*codecs_for(Isa::kPortable))->encode(format, halves.data(), page.data());
+  return page;
+}
+
+// Pages as a block holds them: [page][kv_head], K then V; one thread's share.
 class Blocks {
  public:
   static constexpr uint32_t kHeads = 8;
-  Blocks(uint32_t head_dim, size_t bytes)
-      : page_(size_t{head_dim} * kv::kPageTokens),
-        count_(bytes / sizeof(uint16_t) / (2 * kSplitPages * kHeads * page_)),
-        // 0x1400 is 2^-10: small scores, ordinary numbers.
-        data_(count_ * 2 * kSplitPages * kHeads * page_, 0x1400) {}
+  Blocks(uint32_t head_dim, size_t bytes, Coding coding = {})
+      : coding_(coding),
+        head_dim_(head_dim),
+        k_(make_page({coding.k, head_dim, kv::kPageTokens})),
+        v_(make_page({coding.v, kv::kPageTokens, head_dim})),
+        count_(bytes / block_bytes()),
+        data_(count_ * block_bytes(), std::byte{0}) {
+    for (size_t split = 0; split < splits(); ++split)
+      for (uint32_t page = 0; page < kSplitPages; ++page) {
+        std::ranges::copy(k_, data_.data + k_offset(split, page));
+        std::ranges::copy(v_, data_.data + v_offset(split, page));
+      }
+  }
 
   size_t splits() const { return count_ * kHeads; }
-  size_t bytes() const { return splits() * 2 * kSplitPages * page_ * sizeof(uint16_t); }
-  const uint16_t* data() const { return data_.data; }
+  size_t bytes() const { return count_ * block_bytes(); }
+  // Of the F16 pages that these stand for.
+  size_t f16_bytes() const { return splits() * kSplitTokens * head_dim_ * 2 * sizeof(uint16_t); }
+  const std::byte* data() const { return data_.data; }
   SplitPages split(size_t index) const {
     SplitPages pages;
-    const size_t block = index / kHeads * 2 * kSplitPages * kHeads, head = index % kHeads;
     for (uint32_t page = 0; page < kSplitPages; ++page) {
-      pages.k[page] = data_.data + (block + page * kHeads + head) * page_;
-      pages.v[page] = pages.k[page] + kSplitPages * kHeads * page_;
+      pages.k[page] = {data_.data + k_offset(index, page), coding_.k};
+      pages.v[page] = {data_.data + v_offset(index, page), coding_.v};
     }
     return pages;
   }
 
  private:
-  size_t page_, count_;
-  AlignedArray<uint16_t> data_;
+  size_t block_bytes() const { return kSplitPages * kHeads * (k_.size() + v_.size()); }
+  size_t k_offset(size_t split, uint32_t page) const {
+    return split / kHeads * block_bytes() + (page * kHeads + split % kHeads) * k_.size();
+  }
+  size_t v_offset(size_t split, uint32_t page) const {
+    return split / kHeads * block_bytes() + kSplitPages * kHeads * k_.size() +
+           (page * kHeads + split % kHeads) * v_.size();
+  }
+  Coding coding_;
+  size_t head_dim_;
+  std::vector<std::byte> k_, v_;
+  size_t count_;
+  AlignedArray<std::byte> data_;
 };
 
 struct Call {
@@ -168,6 +215,32 @@ void decode(benchmark::State& state, const Kernels* kernels, uint32_t head_dim, 
   state.counters["ratio"] = {read_seconds / kernel_seconds, benchmark::Counter::kAvgThreads};
 }
 
+double seconds_for_all(Call& call, const Blocks& blocks) {
+  const double begin = now();
+  for (size_t i = 0; i < blocks.splits(); ++i) call.run(blocks.split(i));
+  return now() - begin;
+}
+
+void encoded(benchmark::State& state, const Kernels* kernels, uint32_t head_dim, uint32_t rows,
+             Coding coding) {
+  constexpr size_t kBytes = 128'000'000;
+  const Blocks exact(head_dim, kBytes), blocks(head_dim, kBytes, coding);
+  Call call(*kernels, head_dim, rows);
+  double exact_seconds = 0, encoded_seconds = 0;
+  for (auto _ : state) {
+    exact_seconds += seconds_for_all(call, exact);
+    const double seconds = seconds_for_all(call, blocks);
+    encoded_seconds += seconds;
+    state.SetIterationTime(seconds);
+  }
+  const auto iterations = static_cast<double>(state.iterations());
+  const double exact_rate = static_cast<double>(exact.f16_bytes()) * iterations / exact_seconds;
+  const double rate = static_cast<double>(blocks.f16_bytes()) * iterations / encoded_seconds;
+  state.counters["GB/s"] = rate / 1e9;
+  state.counters["f16_GB/s"] = exact_rate / 1e9;
+  state.counters["speedup"] = rate / exact_rate;
+}
+
 // `causal`: the rows' ranges end within the split, as on the diagonal; only useful work is counted.
 void prefill(benchmark::State& state, const Kernels* kernels, uint32_t head_dim, uint32_t rows,
              bool causal) {
@@ -201,9 +274,25 @@ std::string name_of(const char* kind, const Kernels& kernels, uint32_t head_dim,
          "/head_dim:" + std::to_string(head_dim) + "/rows:" + std::to_string(rows);
 }
 
+void register_encoded(const Kernels* kernels, uint32_t head_dim) {
+  using kv::Codec;
+  for (const Coding coding : {Coding{Codec::kI8, Codec::kI8},
+                              {Codec::kI4, Codec::kI4},
+                              {Codec::kI4, Codec::kI3},
+                              {Codec::kI2, Codec::kI2}})
+    for (const uint32_t rows : {1u, 3u, 4u, 8u, 16u, 384u}) {
+      const std::string name = name_of("encoded", *kernels, head_dim, rows) +
+                               "/bits:" + std::to_string(code_bits(coding.k)) + "," +
+                               std::to_string(code_bits(coding.v));
+      benchmark::RegisterBenchmark(name.c_str(), encoded, kernels, head_dim, rows, coding)
+          ->UseManualTime();
+    }
+}
+
 void register_all(const Kernels* kernels) {
   using benchmark::RegisterBenchmark;
   for (const uint32_t head_dim : {64u, 128u}) {
+    register_encoded(kernels, head_dim);
     for (const uint32_t rows : {1u, 3u, 4u, 8u})
       RegisterBenchmark(name_of("decode", *kernels, head_dim, rows).c_str(), decode, kernels,
                         head_dim, rows)

@@ -7,9 +7,12 @@
 #include <bit>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <random>
 #include <string>
 #include <vector>
+
+#include "kernels/codec.h"
 
 namespace hifc::kernels {
 namespace {
@@ -66,34 +69,128 @@ std::vector<Kernels> available_algorithms() {
   return all;
 }
 
-// One split's K and V, each page its own allocation.
-struct Pages {
-  explicit Pages(uint32_t channels, uint32_t seed) : head_dim(channels) {
-    std::mt19937 random(seed);
+// Of what available_algorithms() returns, the second of one instruction set.
+bool is_for_prompts(const Kernels& kernels) {
+  return kernels.prompts_differ && kernels.attend_split == kernels.attend_split_prompt;
+}
+
+using kv::Codec;
+
+struct Coding {
+  Codec k = Codec::kF16;
+  Codec v = Codec::kF16;
+};
+
+// How the pages of a split are encoded, and whether the first one has exact tokens.
+struct Codings {
+  std::array<Coding, kSplitPages> pages = {};
+  bool sinks = false;
+};
+
+Codings all_of(Codec k, Codec v, bool sinks = false) {
+  Codings codings{.sinks = sinks};
+  codings.pages.fill({k, v});
+  return codings;
+}
+
+std::vector<Codings> all_codings() {
+  const Coding exact, mixed{Codec::kI4, Codec::kI3};
+  return {all_of(Codec::kI8, Codec::kI8),
+          all_of(Codec::kI4, Codec::kI4),
+          all_of(Codec::kI3, Codec::kI2, true),
+          all_of(Codec::kI2, Codec::kI8, true),
+          {{mixed, {Codec::kF16, Codec::kI2}, {Codec::kI8, Codec::kF16}, exact}, true},
+          {{exact, mixed, exact, mixed}, true}};  // exact tokens are for encoded pages
+}
+
+std::string describe(const Codings& codings) {
+  std::string text = codings.sinks ? "sinks," : "";
+  for (const Coding& page : codings.pages)
+    text += " k" + std::to_string(code_bits(page.k)) + " v" + std::to_string(code_bits(page.v));
+  return text;
+}
+
+// A page of K or V in its own allocation, and the numbers it stands for.
+class TestPage {
+ public:
+  TestPage(const PageFormat& format, std::mt19937& random)
+      : format_(format),
+        halves_(size_t{format.rows} * format.columns),
+        bytes_(page_bytes(format)),
+        numbers_(halves_.size()) {
     std::normal_distribution<float> normal;
-    for (uint32_t page = 0; page < kSplitPages; ++page) {
-      k.emplace_back(size_t{head_dim} * kPage);
-      v.emplace_back(size_t{head_dim} * kPage);
-      for (size_t i = 0; i < k[page].size(); ++i) k[page][i] = to_half(normal(random));
-      for (size_t i = 0; i < v[page].size(); ++i) v[page][i] = to_half(normal(random));
+    for (size_t i = 0; i < halves_.size(); ++i) halves_[i] = to_half(normal(random));
+    encode();
+  }
+  Page view() const { return {bytes_.data(), format_.codec}; }
+  double number(uint32_t row, uint32_t column) const {
+    return static_cast<double>(numbers_[size_t{row} * format_.columns + column]);
+  }
+  void set(uint32_t row, uint32_t column, uint16_t half) {
+    halves_[size_t{row} * format_.columns + column] = half;
+    encode();
+  }
+
+ private:
+  void encode() {
+    if (format_.codec == Codec::kF16) {
+      std::memcpy(bytes_.data(), halves_.data(), bytes_.size());
+      for (size_t i = 0; i < numbers_.size(); ++i)
+        numbers_[i] = static_cast<float>(from_half(halves_[i]));
+    } else {
+      const Codecs& codecs = **codecs_for(Isa::kPortable);
+      codecs.encode(format_, halves_.data(), bytes_.data());
+      codecs.decode(format_, {0, format_.rows}, bytes_.data(), numbers_.data());
+    }
+  }
+  PageFormat format_;
+  Buffer<uint16_t> halves_;
+  Buffer<std::byte> bytes_;
+  std::vector<float> numbers_;
+};
+
+// One split's K and V.
+struct Pages {
+  Pages(uint32_t channels, uint32_t seed, const Codings& split_codings = {})
+      : head_dim(channels),
+        codings(split_codings),
+        sink_k(size_t{kv::kSinkTokens} * channels),
+        sink_v(sink_k.size()) {
+    std::mt19937 random(seed);
+    for (const Coding& coding : codings.pages) {
+      k.emplace_back(PageFormat{coding.k, head_dim, kPage}, random);
+      v.emplace_back(PageFormat{coding.v, kPage, head_dim}, random);
+    }
+    std::normal_distribution<float> normal;
+    for (size_t i = 0; i < sink_k.size(); ++i) {
+      sink_k[i] = to_half(normal(random));
+      sink_v[i] = to_half(normal(random));
     }
   }
   SplitPages view() const {
     SplitPages pages;
     for (uint32_t page = 0; page < kSplitPages; ++page) {
-      pages.k[page] = k[page].data();
-      pages.v[page] = v[page].data();
+      pages.k[page] = k[page].view();
+      pages.v[page] = v[page].view();
     }
+    if (codings.sinks) pages.sink_k = sink_k.data(), pages.sink_v = sink_v.data();
     return pages;
   }
+  bool is_sink(uint32_t token, Codec codec) const {
+    return codings.sinks && token < kv::kSinkTokens && codec != Codec::kF16;
+  }
   double key(uint32_t token, uint32_t d) const {
-    return from_half(k[token / kPage][d * kPage + token % kPage]);
+    if (is_sink(token, codings.pages[0].k)) return from_half(sink_k[token * head_dim + d]);
+    return k[token / kPage].number(d, token % kPage);
   }
   double value(uint32_t token, uint32_t d) const {
-    return from_half(v[token / kPage][size_t{token % kPage} * head_dim + d]);
+    if (is_sink(token, codings.pages[0].v)) return from_half(sink_v[token * head_dim + d]);
+    return v[token / kPage].number(token % kPage, d);
   }
   uint32_t head_dim;
-  std::vector<Buffer<uint16_t>> k, v;
+  Codings codings;
+  std::vector<TestPage> k, v;
+  Buffer<uint16_t> sink_k, sink_v;
 };
 
 struct Rows {
@@ -237,6 +334,24 @@ TEST(AttentionKernels, MatchTheReference) {
     }
 }
 
+// Any query heads per KV head, tokens and codecs.
+TEST(AttentionKernels, MatchTheReferenceOnEncodedPages) {
+  for (const uint32_t head_dim : {16u, 64u, 80u, 96u, 128u, 256u})
+    for (const Codings& codings : all_codings()) {
+      const Pages pages(head_dim, head_dim, codings);
+      for (const Kernels& kernels : available_algorithms())
+        for (const uint32_t count : {1u, 2u, 3u, 4u, 5u, 6u, 7u, 8u, 16u, 50u})
+          for (const Visible visible : kAllVisible) {
+            SCOPED_TRACE(testing::Message()
+                         << to_string(kernels.isa) << " head_dim " << head_dim << " ranges "
+                         << static_cast<int>(visible) << " " << describe(codings));
+            const float softcap = count == 5 ? 30.0f : 0.0f;
+            expect_matches_reference(kernels, head_of(head_dim, softcap), pages,
+                                     make_rows(count, head_dim, visible));
+          }
+    }
+}
+
 TEST(AttentionKernels, SoftcapAltersLargeScores) {
   const Pages pages(64, 5);
   Rows rows = make_rows(2, 64, Visible::kFull);
@@ -261,37 +376,47 @@ Rows slice(const Rows& rows, uint32_t first, uint32_t count, uint32_t head_dim) 
 
 // Pages that no row sees are null.
 SplitPages visible_pages(const Pages& pages, const Rows& rows) {
-  SplitPages seen;
+  const SplitPages all = pages.view();
+  SplitPages seen{.sink_k = all.sink_k, .sink_v = all.sink_v};
   for (uint32_t page = 0; page < kSplitPages; ++page)
     for (uint32_t row = 0; row < rows.count(); ++row)
       if (std::max(rows.begin[row], page * kPage) < std::min(rows.end[row], (page + 1) * kPage)) {
-        seen.k[page] = pages.k[page].data();
-        seen.v[page] = pages.v[page].data();
+        seen.k[page] = all.k[page];
+        seen.v[page] = all.v[page];
       }
   return seen;
 }
 
+// Some rows of `rows` alone against the same rows among all.
+void expect_bits_of_all(const Kernels& kernels, const Pages& pages, const Rows& rows) {
+  const HeadParameters head = head_of(pages.head_dim);
+  State whole = attend(kernels, head, pages.view(), rows);
+  const std::vector<float> expected = finish(kernels, head, whole);
+  for (const uint32_t count : {1u, 2u, 3u, 4u, 5u, 6u, 9u, 16u, 48u})
+    for (uint32_t first = 0; first + count <= rows.count(); first += count * 2 + 1) {
+      const Rows part = slice(rows, first, count, pages.head_dim);
+      State state = attend(kernels, head, visible_pages(pages, part), part);
+      const std::vector<float> out = finish(kernels, head, state);
+      EXPECT_EQ(bits(state.max), bits(std::span(whole.max).subspan(first, count)));
+      EXPECT_EQ(bits(state.sum), bits(std::span(whole.sum).subspan(first, count)));
+      EXPECT_EQ(bits(out), bits(std::span(expected).subspan(first * head.head_dim, out.size())));
+    }
+}
+
 TEST(AttentionKernels, BitsOfARowDoNotDependOnItsCompany) {
-  for (const Kernels& kernels : available_algorithms())
-    for (const uint32_t head_dim : {16u, 64u, 80u, 128u, 256u})
-      for (const Visible visible : kAllVisible) {
-        SCOPED_TRACE(testing::Message() << to_string(kernels.isa) << " head_dim " << head_dim
-                                        << " ranges " << static_cast<int>(visible));
-        const HeadParameters head = head_of(head_dim);
-        const Pages pages(head_dim, 3);
-        const Rows rows = make_rows(96, head_dim, visible);
-        State whole = attend(kernels, head, pages.view(), rows);
-        const std::vector<float> expected = finish(kernels, head, whole);
-        for (const uint32_t count : {1u, 2u, 3u, 4u, 5u, 6u, 9u, 16u, 48u})
-          for (uint32_t first = 0; first + count <= 96; first += count * 2 + 1) {
-            const Rows part = slice(rows, first, count, head_dim);
-            State state = attend(kernels, head, visible_pages(pages, part), part);
-            const std::vector<float> out = finish(kernels, head, state);
-            EXPECT_EQ(bits(state.max), bits(std::span(whole.max).subspan(first, count)));
-            EXPECT_EQ(bits(state.sum), bits(std::span(whole.sum).subspan(first, count)));
-            EXPECT_EQ(bits(out), bits(std::span(expected).subspan(first * head_dim, out.size())));
-          }
-      }
+  std::vector<Codings> every_coding = all_codings();
+  every_coding.emplace_back();  // F16
+  for (const uint32_t head_dim : {16u, 64u, 80u, 128u, 256u})
+    for (const Codings& codings : every_coding) {
+      const Pages pages(head_dim, 3, codings);
+      for (const Kernels& kernels : available_algorithms())
+        for (const Visible visible : kAllVisible) {
+          SCOPED_TRACE(testing::Message()
+                       << to_string(kernels.isa) << " head_dim " << head_dim << " ranges "
+                       << static_cast<int>(visible) << " " << describe(codings));
+          expect_bits_of_all(kernels, pages, make_rows(96, head_dim, visible));
+        }
+    }
 }
 
 TEST(AttentionKernels, HiddenTokensHaveNoInfluence) {
@@ -300,8 +425,8 @@ TEST(AttentionKernels, HiddenTokensHaveNoInfluence) {
   Pages pages(kHeadDim, 4), zeroed(kHeadDim, 4);
   for (uint32_t t = 100; t < 128; ++t)
     for (uint32_t d = 0; d < kHeadDim; ++d) {
-      zeroed.k[1][d * kPage + t % kPage] = 0;
-      zeroed.v[1][t % kPage * kHeadDim + d] = 0;
+      zeroed.k[1].set(d, t % kPage, 0);
+      zeroed.v[1].set(t % kPage, d, 0);
     }
   for (const Kernels& kernels : available_algorithms())
     for (const uint32_t count : {1u, 96u}) {
@@ -327,6 +452,71 @@ TEST(AttentionKernels, NotANumberStaysVisible) {
       EXPECT_TRUE(std::isnan(out[64])) << to_string(kernels.isa);
     }
   }
+}
+
+// A damaged number makes the group NaN in which it is encoded: of a V page 64 channels of one
+// token.
+TEST(AttentionKernels, DamageOfAPageStaysVisible) {
+  constexpr uint32_t kHeadDim = 128;
+  for (const Codec codec : {Codec::kF16, Codec::kI8, Codec::kI4, Codec::kI3, Codec::kI2}) {
+    const auto damaged = [&](uint32_t channel) {
+      return codec == Codec::kF16 ? channel == 77 : channel >= 64;
+    };
+    Pages damaged_k(kHeadDim, 1, all_of(codec, Codec::kF16));
+    damaged_k.k[2].set(77, 9, to_half(std::numeric_limits<float>::quiet_NaN()));
+    Pages damaged_v(kHeadDim, 1, all_of(Codec::kF16, codec));
+    damaged_v.v[2].set(9, 77, to_half(std::numeric_limits<float>::quiet_NaN()));
+    for (const Kernels& kernels : available_algorithms())
+      for (const uint32_t count : {1u, 6u, 16u, 48u}) {
+        SCOPED_TRACE(testing::Message() << to_string(kernels.isa) << " rows " << count);
+        const Rows rows = make_rows(count, kHeadDim, Visible::kFull);
+        State of_k = attend(kernels, head_of(kHeadDim), damaged_k.view(), rows);
+        State of_v = attend(kernels, head_of(kHeadDim), damaged_v.view(), rows);
+        const std::vector<float> out_k = finish(kernels, head_of(kHeadDim), of_k);
+        const std::vector<float> out_v = finish(kernels, head_of(kHeadDim), of_v);
+        for (uint32_t i = 0; i < out_k.size(); ++i) {
+          EXPECT_TRUE(std::isnan(out_k[i])) << i;
+          EXPECT_EQ(std::isnan(out_v[i]), damaged(i % kHeadDim)) << i;
+        }
+      }
+  }
+}
+
+// Of a single visible token the weight is 1, on AMX tiles nearly so: its V comes out unchanged.
+TEST(AttentionKernels, SinkTokensAreExact) {
+  constexpr uint32_t kHeadDim = 96;
+  const Pages pages(kHeadDim, 1, all_of(Codec::kI2, Codec::kI2, true));
+  for (const Kernels& kernels : available_algorithms())
+    for (const uint32_t count : {4u, 64u}) {
+      const double tolerance = is_for_prompts(kernels) ? kTolerance : 0;
+      const Rows rows = make_rows(count, kHeadDim, Visible::kOneToken);
+      Rows sinks = rows;
+      for (uint32_t row = 0; row < count; ++row)
+        sinks.begin[row] = row % kv::kSinkTokens, sinks.end[row] = sinks.begin[row] + 1;
+      State state = attend(kernels, head_of(kHeadDim), pages.view(), sinks);
+      const std::vector<float> out = finish(kernels, head_of(kHeadDim), state);
+      for (uint32_t i = 0; i < out.size(); ++i) {
+        const uint32_t token = i / kHeadDim % kv::kSinkTokens;
+        const double exact = from_half(pages.sink_v[token * kHeadDim + i % kHeadDim]);
+        EXPECT_NEAR(static_cast<double>(out[i]), exact, tolerance);
+      }
+    }
+}
+
+TEST(AttentionKernelsDeathTest, AnUnknownCodecIsNeverReadAsData) {
+  const Pages pages(64, 1);
+  for (const Kernels& kernels : available_algorithms())
+    for (const uint32_t count : {1u, 64u}) {
+      const Rows rows = make_rows(count, 64, Visible::kFull);
+      for (const uint8_t codec : {uint8_t{0}, uint8_t{6}, uint8_t{255}}) {
+        SplitPages unknown = pages.view();
+        unknown.k[2].codec = static_cast<Codec>(codec);
+        EXPECT_DEATH(attend(kernels, head_of(64), unknown, rows), "codec");
+        unknown = pages.view();
+        unknown.v[2].codec = static_cast<Codec>(codec);
+        EXPECT_DEATH(attend(kernels, head_of(64), unknown, rows), "codec");
+      }
+    }
 }
 
 // Goal: splits merged in order give the softmax over their concatenation, whichever of them a row

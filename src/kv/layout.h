@@ -23,6 +23,7 @@
 namespace hifc::kv {
 
 inline constexpr uint32_t kPageTokens = 64;
+inline constexpr uint32_t kSinkTokens = 4;  // of a sequence, always exact
 inline constexpr uint32_t kHeaderBytes = 4096;
 inline constexpr uint32_t kLayoutVersion = 1;
 

@@ -239,31 +239,37 @@ inline void pack_a(const float* from, size_t depth, std::byte* to) {
   }
 }
 
-// A block of depth for B, of F16 numbers.
+// A block of depth for B, of F16 or F32 numbers.
+template <class T>
 struct BlockSource {
-  const uint16_t* rows = nullptr;
-  const uint16_t* ahead = nullptr;  // what is prefetched meanwhile: as much, with the same stride
+  const T* rows = nullptr;
   size_t stride = 0;
   size_t depth = 0;    // rows, 32 or 16
   size_t columns = 0;  // a multiple of 16
+  // What is prefetched meanwhile.
+  const char* ahead = nullptr;
+  size_t ahead_bytes = 0;
 };
 
-inline void pack_b(const BlockSource& from, std::byte* to) {
+HWY_INLINE FloatVector load_number(const uint16_t* from) {
+  return load_floats(from);  // `lo`, which is not rounded, keeps NaN of any payload
+}
+
+template <class T>
+void pack_b(const BlockSource<T>& from, std::byte* to) {
+  constexpr From kFrom = sizeof(T) == sizeof(uint16_t) ? From::kF16 : From::kF32;
   const bool whole = from.depth == kTileDepth;
   const size_t second_row = kTileDepth / 2 * from.stride;
+  const size_t ahead_step = from.ahead_bytes / kTileRows;
   for (size_t pair = 0; pair < kTileRows; ++pair) {
-    const uint16_t* row = from.rows + pair * from.stride;
-    const uint16_t* ahead = from.ahead + pair * from.stride;
+    const T* row = from.rows + pair * from.stride;
     auto* words = reinterpret_cast<uint32_t*>(to + pair * kPackedRowBytes);
+    prefetch(from.ahead + pair * ahead_step, ahead_step);
     for (size_t column = 0; column < from.columns; column += kTileColumns) {
-      if (column % (2 * kTileColumns) == 0) {
-        __builtin_prefetch(ahead + column, 0, 2);
-        __builtin_prefetch(ahead + second_row + column, 0, 2);
-      }
-      const FloatVector first = load_floats(row + column);
+      const FloatVector first = load_number(row + column);
       const FloatVector second =
-          whole ? load_floats(row + second_row + column) : hn::Zero(FloatTag());
-      pack_pair<From::kF16>(first, second, words, words + kTileBytes / sizeof(uint32_t));
+          whole ? load_number(row + second_row + column) : hn::Zero(FloatTag());
+      pack_pair<kFrom>(first, second, words, words + kTileBytes / sizeof(uint32_t));
       words += kPackedTileBytes / sizeof(uint32_t);
     }
   }

@@ -19,6 +19,7 @@
 #include "hwy/highway.h"
 #include "kernels/attention.h"
 #include "kernels/generic/amx-inl.h"
+#include "kernels/generic/blocks-inl.h"
 #include "kernels/generic/rows-inl.h"
 #include "kernels/generic/softmax-inl.h"
 
@@ -88,11 +89,13 @@ class SplitAttention {
         seen_(rows),
         queries_(scratch),
         scores_(reinterpret_cast<float*>(queries_ + rows.count * query_bytes(head))),
-        packed_(reinterpret_cast<std::byte*>(scores_) + 2 * kTileRows * kScoresBytes) {}
+        decoded_(scores_ + 2 * kTileRows * kSplitTokens),
+        packed_(reinterpret_cast<std::byte*>(decoded_ + kTileDepth * kBlockColumns)) {}
 
   static size_t scratch_bytes(const HeadParameters& head, uint32_t rows) {
     const size_t blocks = kSplitPages * (k_page_bytes(head) + v_page_bytes(head));
-    return rows * query_bytes(head) + 2 * kTileRows * kScoresBytes + blocks;
+    return rows * query_bytes(head) + 2 * kTileRows * kScoresBytes +
+           kTileDepth * kBlockColumns * sizeof(float) + blocks;
   }
 
   void run() {
@@ -127,42 +130,61 @@ class SplitAttention {
 
   // ---- packing ----
 
-  // What is read after seen page `index` of K, or of V; the page itself where nothing is.
-  const uint16_t* after_k(uint32_t index) const {
-    return index + 1 < seen_.count ? pages_.k[seen_.index[index + 1]] : pages_.v[seen_.index[0]];
-  }
-  const uint16_t* after_v(uint32_t index) const {
-    return pages_.v[seen_.index[std::min(index + 1, seen_.count - 1)]];
+  // One block of depth of a page, or as many of its columns as there are decoded at a time.
+  template <Side kSide>
+  void pack_block(uint32_t index, const Block& block, const NextPage& next, std::byte* to) const {
+    const Page& page = page_of<kSide>(pages_, seen_.index[index]);
+    const bool k = kSide == Side::kK;
+    const size_t depth = k ? block.channels : block.tokens;
+    const size_t columns = k ? block.tokens : block.channels;
+    const char* ahead = reinterpret_cast<const char*>(next.data);
+    if (page.codec == kv::Codec::kF16) {
+      const size_t stride = k ? kv::kPageTokens : head_.head_dim;
+      const size_t first =
+          k ? block.first_channel * stride : block.first_token * stride + block.first_channel;
+      pack_b<uint16_t>({reinterpret_cast<const uint16_t*>(page.data) + first, stride, depth,
+                        columns, ahead, next.bytes},
+                       to);
+    } else {
+      decode_block<kSide>(pages_, seen_.index[index], head_, block, decoded_);
+      pack_b<float>({decoded_, kBlockColumns, depth, columns, ahead, next.bytes}, to);
+    }
   }
 
   // Channels [block * 32, + 32) of a K page.
-  void pack_k(uint32_t index, size_t block, std::byte* to) const {
-    const size_t first = block * kTileDepth * kv::kPageTokens;
-    const size_t depth = std::min(kTileDepth, head_.head_dim - block * kTileDepth);
-    pack_b({.rows = pages_.k[seen_.index[index]] + first,
-            .ahead = after_k(index) + first,
-            .stride = kv::kPageTokens,
-            .depth = depth,
-            .columns = kv::kPageTokens},
-           to);
+  void pack_k(uint32_t index, uint32_t block, std::byte* to) const {
+    const uint32_t first = block * kTileDepth;
+    const uint32_t channels = std::min<uint32_t>(kTileDepth, head_.head_dim - first);
+    const NextPage next = after<Side::kK>(pages_, head_, seen_, index);
+    pack_block<Side::kK>(index, {.first_channel = first, .channels = channels},
+                         next.part(first, channels, head_.head_dim), to);
   }
 
   // Tokens [block * 32, + 32) of a V page.
-  void pack_v(uint32_t index, size_t block, std::byte* to) const {
-    const size_t first = block * kTileDepth * head_.head_dim;
-    pack_b({.rows = pages_.v[seen_.index[index]] + first,
-            .ahead = after_v(index) + first,
-            .stride = head_.head_dim,
-            .depth = kTileDepth,
-            .columns = head_.head_dim},
-           to);
+  void pack_v(uint32_t index, uint32_t block, std::byte* to) const {
+    const uint32_t first = block * kTileDepth;
+    const NextPage next =
+        after<Side::kV>(pages_, head_, seen_, index).part(first, kTileDepth, kv::kPageTokens);
+    // F16 needs no room to be decoded: all of its channels at once.
+    const bool halves = pages_.v[seen_.index[index]].codec == kv::Codec::kF16;
+    const uint32_t step = halves ? head_.head_dim : kBlockColumns;
+    for (uint32_t channel = 0; channel < head_.head_dim; channel += step) {
+      const uint32_t channels = std::min(step, head_.head_dim - channel);
+      pack_block<Side::kV>(index,
+                           {.first_channel = channel,
+                            .channels = channels,
+                            .first_token = first,
+                            .tokens = kTileDepth},
+                           next.part(channel, channels, head_.head_dim),
+                           to + channel / kTileColumns * kPackedTileBytes);
+    }
   }
 
   void pack_all() {
     for (uint32_t index = 0; index < seen_.count; ++index) {
-      for (size_t block = 0; block < depth_blocks(head_); ++block)
+      for (uint32_t block = 0; block < depth_blocks(head_); ++block)
         pack_k(index, block, packed_k(index, block));
-      for (size_t block = 0; block < kTokenBlocks; ++block)
+      for (uint32_t block = 0; block < kTokenBlocks; ++block)
         pack_v(index, block, packed_v(index, block));
     }
   }
@@ -256,6 +278,7 @@ class SplitAttention {
   const SeenPages seen_;
   std::byte* queries_;  // [row][block of 32 channels]
   float* scores_;       // [2 tiles][16][kSplitTokens]; weights take the place of scores
+  float* decoded_;      // of an encoded page: [32][kBlockColumns]
   std::byte* packed_;   // all of K, then all of V
 };
 

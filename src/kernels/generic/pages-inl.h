@@ -1,4 +1,4 @@
-// Reading and writing encoded pages: decoding to floats, and storing new tokens (K transposed).
+// Reading and writing pages of F16: widening to floats, and storing new tokens (K transposed).
 // Included once per Highway target, hence the toggling guard.
 #if defined(HIFC_KERNELS_GENERIC_PAGES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef HIFC_KERNELS_GENERIC_PAGES_INL_H_
@@ -22,18 +22,6 @@ namespace hifc::kernels::HWY_NAMESPACE {
 HWY_INLINE void decode_row(const uint16_t* from, size_t count, float* to) {
   const FloatTag d;
   for (size_t i = 0; i < count; i += hn::Lanes(d)) hn::StoreU(load_floats(from + i), d, to + i);
-}
-
-// Columns of V that are kept together when a page is decoded: 64 tokens x 64 floats are 16 KiB, so
-// that one panel stays in the first-level cache whatever the head dimension.
-inline constexpr size_t kPanelColumns = 64;
-
-// page[rows][columns] -> panels[columns / 64][rows][64]; the last panel may be partly unused.
-inline void decode_panels(const uint16_t* page, size_t rows, size_t columns, float* panels) {
-  for (size_t row = 0; row < rows; ++row)
-    for (size_t column = 0; column < columns; column += kPanelColumns)
-      decode_row(page + row * columns + column, std::min(kPanelColumns, columns - column),
-                 panels + column * rows + row * kPanelColumns);
 }
 
 #if HWY_TARGET == HWY_SCALAR

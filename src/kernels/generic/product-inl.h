@@ -37,9 +37,10 @@ inline constexpr uint32_t kDepthStep = 4;  // steps per round of the loop, to am
 
 enum class Start : uint8_t { kFromZero, kFromOut };
 
-// out[r][c] = start + a[r][0] * b[0][c] + a[r][1] * b[1][c] + ..., fused step by step in this very
-// order. T is float, or uint16_t for F16 bits that are converted in registers. Meanwhile memory
-// that is needed later is prefetched from `ahead` on, `ahead_bytes` for each column of `out`.
+// out[r][c] = start + base[r] + a[r][0] * b[0][c] + a[r][1] * b[1][c] + ..., fused step by step in
+// this very order. T is float, or what is converted to floats in registers: uint16_t for F16 bits,
+// Codes of a row of 64 columns. Meanwhile memory that is needed later is prefetched from `ahead`
+// on, `ahead_bytes` for each column of `out`.
 template <class T>
 struct Product {
   const float* a = nullptr;
@@ -50,6 +51,7 @@ struct Product {
   float* out = nullptr;
   size_t out_stride = 0;
   Start start = Start::kFromZero;
+  const float* base = nullptr;  // null: nothing is added
   const char* ahead = nullptr;
   size_t ahead_bytes = 0;
 };
@@ -61,7 +63,18 @@ HWY_INLINE FloatVector load_floats(const float* from) {
 HWY_INLINE FloatVector load_floats(const uint16_t* from) {
   const hn::Rebind<uint16_t, FloatTag> bits;
   const hn::Rebind<hwy::float16_t, FloatTag> half;
-  return hn::PromoteTo(FloatTag(), hn::BitCast(half, hn::LoadU(bits, from)));
+  const FloatVector x = hn::PromoteTo(FloatTag(), hn::BitCast(half, hn::LoadU(bits, from)));
+#if HWY_TARGET > HWY_AVX2
+  // Highway's own conversion takes infinity and NaN for numbers.
+  const hn::RebindToUnsigned<FloatTag> words;
+  const auto exponent = hn::Set(words, 0x7c00);
+  const auto all = hn::And(hn::PromoteTo(words, hn::LoadU(bits, from)), exponent);
+  const auto special =
+      hn::And(hn::VecFromMask(words, hn::Eq(all, exponent)), hn::Set(words, 0x7f800000));
+  return hn::BitCast(FloatTag(), hn::Or(hn::BitCast(words, x), special));
+#else
+  return x;
+#endif
 }
 
 // Vectors per tile row: as many accumulators as leave registers for `b` and the broadcasts of `a`.
@@ -111,6 +124,13 @@ HWY_INLINE void keep_step_order() {
   asm volatile("" ::: "memory");
 }
 
+template <class T>
+HWY_INLINE FloatVector first_sum(const Product<T>& product, size_t row, const float* out) {
+  const FloatTag d;
+  const FloatVector start = product.start == Start::kFromZero ? hn::Zero(d) : hn::LoadU(d, out);
+  return product.base == nullptr ? start : hn::Add(start, hn::Set(d, product.base[row]));
+}
+
 // The tile of `out` whose first column is `column`.
 template <size_t kRows, size_t kVectors, class T>
 HWY_NOINLINE void multiply_tile(const Product<T>& product, size_t column) {
@@ -123,9 +143,7 @@ HWY_NOINLINE void multiply_tile(const Product<T>& product, size_t column) {
   for (size_t r = 0; r < kRows; ++r) {
     HIFC_UNROLL
     for (size_t c = 0; c < kVectors; ++c)
-      sums[r][c] = product.start == Start::kFromZero
-                       ? hn::Zero(d)
-                       : hn::LoadU(d, out + r * out_stride + c * lanes);
+      sums[r][c] = first_sum(product, r, out + r * out_stride + c * lanes);
   }
 
   const float* a = product.a;
