@@ -12,6 +12,7 @@ void add_bench_command(CLI::App& app, Action& chosen) {
   add_bench_decode(*bench, chosen);
   add_bench_prefill(*bench, chosen);
   add_bench_flash(*bench, chosen);
+  add_bench_quality(*bench, chosen);
   add_bench_resume(*bench, chosen);
 }
 

@@ -1,14 +1,19 @@
 // hifc bench attention: decode attention's bytes of KV a second against what a plain loop reads of
-// the same memory with the same threads, and the arithmetic of prefill, for each kernel and shape.
+// the same memory with the same threads, and the arithmetic of prefill, for each kernel, codec and
+// shape.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <charconv>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <numeric>
+#include <optional>
+#include <span>
 #include <vector>
 
 #include "apps/bench.h"
@@ -21,12 +26,14 @@
 #include "engine/thread_pool.h"
 #include "io/memory.h"
 #include "kernels/attention.h"
+#include "kernels/codec.h"
 #include "kv/layout.h"
 
 namespace hifc::apps {
 namespace {
 
 using Bound = BenchReport::Bound;
+using Json = BenchReport::Json;
 using kernels::Isa;
 using kernels::kSplitTokens;
 
@@ -37,6 +44,7 @@ constexpr uint32_t kPrefillTokens = 512;
 
 struct AttentionBenchOptions {
   std::vector<std::string> shapes = {"9x3x64", "32x8x128", "4x1x256", "32x32x128"};
+  std::vector<std::string> codecs = {"f16", "i8", "i4", "i4-i3"};
   std::vector<uint32_t> contexts = {8192};
   uint32_t threads = 0;
   uint32_t rounds = 9;
@@ -71,6 +79,29 @@ Result<kv::ModelShape> parse_shape(const std::string& text) {
                         .window = {0}};
 }
 
+constexpr std::array kCodecs = {kv::Codec::kF16, kv::Codec::kI8, kv::Codec::kI4, kv::Codec::kI3,
+                                kv::Codec::kI2};
+
+std::optional<kv::Codec> find_codec(std::string_view name) {
+  for (const kv::Codec codec : kCodecs)
+    if (kv::to_string(codec) == name) return codec;
+  return std::nullopt;
+}
+
+// "K-V", or one name for both.
+Result<kv::LayerCodecs> parse_codecs(const std::string& text) {
+  const size_t dash = text.find('-');
+  const auto k = find_codec(std::string_view(text).substr(0, dash));
+  const auto v =
+      dash == std::string::npos ? k : find_codec(std::string_view(text).substr(dash + 1));
+  if (!k || !v)
+    return failure(Code::kInvalid,
+                   fmt::format("codec '{}' is none of f16, i8, i4, i3 and i2, nor two of them such "
+                               "as i4-i3, for K and for V",
+                               text));
+  return kv::LayerCodecs{.k = *k, .v = *v};
+}
+
 // What reading costs at least.
 __attribute__((target_clones("avx512f", "avx2", "default"))) uint64_t
 read_all(const uint64_t* words, size_t count) {
@@ -83,10 +114,11 @@ read_all(const uint64_t* words, size_t count) {
 // KV of a context, of as many layers as make a working set, and a query to attend with.
 class Workload {
  public:
-  static Result<std::unique_ptr<Workload>> create(kv::ModelShape shape, uint32_t context) {
-    HIFC_ASSIGN(const kv::BlockLayout layout, kv::BlockLayout::make(shape, kSplitTokens));
+  static Result<std::unique_ptr<Workload>> create(kv::ModelShape shape, kv::LayerCodecs codecs,
+                                                  uint32_t context, Parallel& parallel) {
+    HIFC_ASSIGN(const kv::BlockLayout layout, kv::BlockLayout::make(shape, kSplitTokens, codecs));
     std::unique_ptr<Workload> workload(new Workload(shape, layout, context));
-    HIFC_TRY(workload->fill());
+    HIFC_TRY(workload->fill(parallel));
     return workload;
   }
 
@@ -103,7 +135,8 @@ class Workload {
                     .position = context_ - tokens,
                     .tokens = tokens,
                     .first_split = 0,
-                    .last_split = splits()});
+                    .last_split = splits(),
+                    .codecs = layout_.codecs()});
       attention.compute(all,
                         [&](uint32_t split, uint32_t head) { return pages(layer, split, head); });
       attention.finish();
@@ -114,12 +147,11 @@ class Workload {
   void read(Parallel& parallel) {
     std::atomic<uint64_t> sum = 0;
     parallel.run(layers_ * splits(), [&](uint32_t index, uint32_t) {
-      const std::byte* block = memory_.data() + index * layout_.block_bytes();
-      const std::byte* k = block + layout_.k_page_offset(0, 0);
-      const std::byte* v = block + layout_.v_page_offset(0, 0);
-      const size_t words = split_bytes() / 2 / sizeof(uint64_t);
-      sum += read_all(reinterpret_cast<const uint64_t*>(k), words) +
-             read_all(reinterpret_cast<const uint64_t*>(v), words);
+      const auto words = [&](size_t offset) {
+        return reinterpret_cast<const uint64_t*>(block(index) + offset);
+      };
+      sum += read_all(words(layout_.k_offset()), layout_.k_bytes() / sizeof(uint64_t)) +
+             read_all(words(layout_.v_offset()), layout_.v_bytes() / sizeof(uint64_t));
     });
   }
 
@@ -138,18 +170,30 @@ class Workload {
   }
 
   uint32_t splits() const { return context_ / kSplitTokens; }
-  uint64_t split_bytes() const {
-    return uint64_t{kSplitTokens} * shape_.kv_heads * shape_.head_dim * 2 * sizeof(uint16_t);
-  }
+  uint64_t split_bytes() const { return layout_.k_bytes() + layout_.v_bytes(); }
+  std::byte* block(uint64_t index) const { return memory_.data() + index * layout_.block_bytes(); }
 
-  Result<void> fill() {
-    HIFC_ASSIGN(memory_,
-                io::AlignedMemory::allocate(uint64_t{layers_} * splits() * layout_.block_bytes()));
-    fill_random(memory_.span());
-    // Ordinary numbers of either sign between 1/8 and 1/4.
-    auto* numbers = reinterpret_cast<uint16_t*>(memory_.data());
-    for (size_t i = 0; i < memory_.size_bytes() / sizeof(uint16_t); ++i)
-      numbers[i] = static_cast<uint16_t>((numbers[i] & 0x83ff) | 0x3000);
+  // Ordinary numbers of either sign between 1/8 and 1/4, encoded page by page.
+  Result<void> fill(Parallel& parallel) {
+    HIFC_ASSIGN(const kernels::Kernels* kernels, kernels::select_kernels());
+    HIFC_ASSIGN(const kernels::Codecs* codecs, kernels::codecs_for(kernels->isa));
+    const uint64_t blocks = uint64_t{layers_} * splits();
+    HIFC_ASSIGN(memory_, io::AlignedMemory::allocate(blocks * layout_.block_bytes()));
+    std::vector<uint16_t> page(size_t{kv::kPageTokens} * shape_.head_dim);
+    fill_random(std::as_writable_bytes(std::span(page)));
+    for (uint16_t& number : page) number = static_cast<uint16_t>((number & 0x83ff) | 0x3000);
+    const auto encode = [&](const kv::PageFormat& format, std::byte* to) {
+      if (format.codec == kv::Codec::kF16)
+        std::memcpy(to, page.data(), kv::page_bytes(format));
+      else
+        codecs->encode(format, page.data(), to);
+    };
+    parallel.run(static_cast<uint32_t>(blocks), [&](uint32_t index, uint32_t) {
+      for (uint32_t i = 0; i < layout_.pages() * shape_.kv_heads; ++i) {
+        encode(layout_.k_format(), block(index) + layout_.k_page_offset(0, i));
+        encode(layout_.v_format(), block(index) + layout_.v_page_offset(0, i));
+      }
+    });
     const size_t rows = size_t{kPrefillTokens} * shape_.query_heads * shape_.head_dim;
     q_.resize(rows), out_.resize(rows);
     for (size_t i = 0; i < rows; ++i) q_[i] = static_cast<float>(i % 13) / 13 - 0.5f;
@@ -166,12 +210,11 @@ class Workload {
   }
 
   kernels::SplitPages pages(uint32_t layer, uint32_t split, uint32_t head) const {
-    const std::byte* block =
-        memory_.data() + (size_t{layer} * splits() + split) * layout_.block_bytes();
+    const std::byte* from = block(uint64_t{layer} * splits() + split);
     kernels::SplitPages pages;
     for (uint32_t page = 0; page < kernels::kSplitPages; ++page) {
-      pages.k[page].data = block + layout_.k_page_offset(page, head);
-      pages.v[page].data = block + layout_.v_page_offset(page, head);
+      pages.k[page] = {from + layout_.k_page_offset(page, head), layout_.codecs().k};
+      pages.v[page] = {from + layout_.v_page_offset(page, head), layout_.codecs().v};
     }
     return pages;
   }
@@ -191,6 +234,7 @@ class AttentionBench {
   Result<int> operator()() {
     HIFC_ASSIGN(pool_, engine::ThreadPool::create(options_.threads));
     BenchReport report("attention", {{"shapes", options_.shapes},
+                                     {"codecs", options_.codecs},
                                      {"contexts", options_.contexts},
                                      {"threads", pool_->threads()},
                                      {"rounds", options_.rounds},
@@ -199,38 +243,70 @@ class AttentionBench {
     for (const std::string& text : options_.shapes) {
       HIFC_ASSIGN(shapes.emplace_back(), parse_shape(text));
     }
-    for (size_t i = 0; i < shapes.size(); ++i) {
-      const kv::ModelShape& shape = shapes[i];
+    for (const std::string& text : options_.codecs) HIFC_TRY(parse_codecs(text));
+    for (size_t i = 0; i < shapes.size(); ++i)
       for (const uint32_t context : options_.contexts) {
-        HIFC_ASSIGN(const auto workload, Workload::create(shape, context));
+        HIFC_ASSIGN(const std::vector<Case> cases, make_cases(shapes[i], context));
         const std::string name = fmt::format("{}.ctx{}", options_.shapes[i], context);
-        HIFC_TRY(measure_decode(report, name, shape, *workload));
-        if (context >= kPrefillTokens) HIFC_TRY(measure_prefill(report, name, shape, *workload));
+        HIFC_TRY(measure_decode(report, name, shapes[i], cases));
+        if (context >= kPrefillTokens) HIFC_TRY(measure_prefill(report, name, shapes[i], cases));
       }
-    }
     return publish(report, options_.output);
   }
 
  private:
+  // One codec's KV, and what reading it takes.
+  struct Case {
+    std::string codec;
+    std::unique_ptr<Workload> workload;
+  };
   struct Contender {
     const kernels::Kernels* kernels;
+    const Case* kv;
     std::unique_ptr<cache::TieredAttention> attention;
-    std::vector<double> seconds, ratios;
+    std::vector<double> seconds, ratios;  // seconds of a layer
   };
 
+  Result<std::vector<Case>> make_cases(const kv::ModelShape& shape, uint32_t context) {
+    std::vector<Case> cases;
+    for (const std::string& text : options_.codecs) {
+      HIFC_ASSIGN(const kv::LayerCodecs codecs, parse_codecs(text));
+      HIFC_ASSIGN(auto workload, Workload::create(shape, codecs, context, *pool_));
+      cases.push_back({.codec = text, .workload = std::move(workload)});
+    }
+    return cases;
+  }
+
   // The best first. AMX is not for few rows: there it is AVX-512.
-  std::vector<Contender> contenders(const kv::ModelShape& shape, bool many_rows) {
+  std::vector<Contender> contenders(const kv::ModelShape& shape, const std::vector<Case>& cases,
+                                    bool many_rows) {
     std::vector<Contender> all;
     for (const Isa isa : {Isa::kAmx, Isa::kAvx512, Isa::kAvx2, Isa::kPortable}) {
       const auto kernels = kernels::kernels_for(isa);
       if (!kernels || (isa == Isa::kAmx && !many_rows)) continue;
-      all.push_back(
-          {.kernels = *kernels,
-           .attention = std::make_unique<cache::TieredAttention>(**kernels, shape, *pool_),
-           .seconds = {},
-           .ratios = {}});
+      for (const Case& each : cases)
+        all.push_back(
+            {.kernels = *kernels,
+             .kv = &each,
+             .attention = std::make_unique<cache::TieredAttention>(**kernels, shape, *pool_),
+             .seconds = {},
+             .ratios = {}});
     }
     return all;
+  }
+
+  // How much faster than the same kernel over F16 pages, round by round; empty without those.
+  static std::vector<double> speedups(const std::vector<Contender>& all, const Contender& one) {
+    std::vector<double> ratios;
+    for (const Contender& other : all)
+      if (other.kernels == one.kernels && other.kv->codec == "f16" && &other != &one)
+        for (size_t i = 0; i < one.seconds.size(); ++i)
+          ratios.push_back(other.seconds[i] / one.seconds[i]);
+    return ratios;
+  }
+  static std::string row_name(const Contender& one, const std::string& name) {
+    const std::string codec = one.kv->codec == "f16" ? "fp16" : one.kv->codec;
+    return fmt::format("attention.{}.{}.{}", to_string(one.kernels->isa), codec, name);
   }
 
   // Seconds of one call, of as many as fit.
@@ -248,37 +324,50 @@ class AttentionBench {
   }
 
   Result<void> measure_decode(BenchReport& report, const std::string& name,
-                              const kv::ModelShape& shape, Workload& workload) {
-    std::vector<Contender> all = contenders(shape, /*many_rows=*/false);
-    std::vector<double> read_s;
+                              const kv::ModelShape& shape, const std::vector<Case>& cases) {
+    std::vector<Contender> all = contenders(shape, cases, /*many_rows=*/false);
+    std::vector<std::vector<double>> read_s(cases.size());  // of a layer
     for (uint32_t round = 0; round < options_.rounds; ++round) {
       log_info("decode {}, round {}", name, round + 1);
       HIFC_TRY(check_interrupted());
-      read_s.push_back(time([&] { workload.read(*pool_); }));
+      for (size_t i = 0; i < cases.size(); ++i) {
+        Workload& workload = *cases[i].workload;
+        read_s[i].push_back(time([&] { workload.read(*pool_); }) / workload.layers());
+      }
       for (Contender& contender : all) {
-        contender.seconds.push_back(
-            time([&] { workload.attend(*contender.attention, 1, workload.layers()); }));
-        contender.ratios.push_back(read_s.back() / contender.seconds.back());
+        Workload& workload = *contender.kv->workload;
+        const auto attend = [&] { workload.attend(*contender.attention, 1, workload.layers()); };
+        contender.seconds.push_back(time(attend) / workload.layers());
+        contender.ratios.push_back(read_s[static_cast<size_t>(contender.kv - cases.data())].back() /
+                                   contender.seconds.back());
       }
     }
-    const double gb = static_cast<double>(workload.bytes()) / 1e9;
     for (const Contender& contender : all) {
+      const Workload& workload = *contender.kv->workload;
+      const double gb = static_cast<double>(workload.bytes()) / workload.layers() / 1e9;
+      Json metrics = {
+          {"gbps", gb / median(contender.seconds)},
+          {"memory_gbps", gb / median(read_s[static_cast<size_t>(contender.kv - cases.data())])},
+          {"ratio", median(contender.ratios)},
+          {"ratio_spread", spread(contender.ratios)},
+          {"working_set_bytes", workload.bytes()}};
       std::vector<BenchReport::Target> targets;
-      if (&contender == &all.front()) targets.push_back({"ratio", Bound::kAtLeast, 0.8});
-      report.add_row(fmt::format("attention.{}.fp16.{}", to_string(contender.kernels->isa), name),
-                     {{"gbps", gb / median(contender.seconds)},
-                      {"memory_gbps", gb / median(read_s)},
-                      {"ratio", median(contender.ratios)},
-                      {"ratio_spread", spread(contender.ratios)},
-                      {"working_set_bytes", workload.bytes()}},
-                     targets);
+      const bool best = contender.kernels == all.front().kernels;
+      if (best && contender.kv->codec == "f16") targets.push_back({"ratio", Bound::kAtLeast, 0.8});
+      if (const auto faster = speedups(all, contender); !faster.empty()) {
+        metrics["speedup_fp16"] = median(faster);
+        metrics["speedup_fp16_spread"] = spread(faster);
+        if (best && contender.kv->codec == "i4")
+          targets.push_back({"speedup_fp16", Bound::kAtLeast, 1.0});
+      }
+      report.add_row(row_name(contender, name), std::move(metrics), targets);
     }
     return {};
   }
 
   Result<void> measure_prefill(BenchReport& report, const std::string& name,
-                               const kv::ModelShape& shape, Workload& workload) {
-    std::vector<Contender> all = contenders(shape, /*many_rows=*/true);
+                               const kv::ModelShape& shape, const std::vector<Case>& cases) {
+    std::vector<Contender> all = contenders(shape, cases, /*many_rows=*/true);
     // Nobody waits for the portable one's minutes.
     std::erase_if(all, [](const Contender& each) { return each.kernels->isa == Isa::kPortable; });
     for (uint32_t round = 0; round < options_.rounds; ++round) {
@@ -286,15 +375,18 @@ class AttentionBench {
       HIFC_TRY(check_interrupted());
       for (Contender& contender : all)
         contender.seconds.push_back(
-            time([&] { workload.attend(*contender.attention, kPrefillTokens, 1); }));
+            time([&] { contender.kv->workload->attend(*contender.attention, kPrefillTokens, 1); }));
     }
-    for (const Contender& contender : all)
-      report.add_row(
-          fmt::format("attention.{}.fp16.{}.prefill{}", to_string(contender.kernels->isa), name,
-                      kPrefillTokens),
-          {{"gflops", workload.operations(kPrefillTokens) / 1e9 / median(contender.seconds)},
-           {"ms", 1000 * median(contender.seconds)},
-           {"ms_spread", spread(contender.seconds)}});
+    for (const Contender& contender : all) {
+      const double operations = contender.kv->workload->operations(kPrefillTokens);
+      Json metrics = {{"gflops", operations / 1e9 / median(contender.seconds)},
+                      {"ms", 1000 * median(contender.seconds)},
+                      {"ms_spread", spread(contender.seconds)}};
+      if (const auto faster = speedups(all, contender); !faster.empty())
+        metrics["speedup_fp16"] = median(faster);
+      report.add_row(fmt::format("{}.prefill{}", row_name(contender, name), kPrefillTokens),
+                     std::move(metrics));
+    }
     return {};
   }
 
@@ -320,6 +412,10 @@ void add_bench_attention(CLI::App& bench, Action& chosen) {
   attention->add_option("--shape", options->shapes, "Shapes of models")
       ->delimiter(',')
       ->type_name("QxKxD,...")
+      ->capture_default_str();
+  attention->add_option("--codec", options->codecs, "Codecs of K and V, or two as K-V: f16 ... i2")
+      ->delimiter(',')
+      ->type_name("C,...")
       ->capture_default_str();
   attention->add_option("--context", options->contexts, "Tokens of KV")
       ->delimiter(',')

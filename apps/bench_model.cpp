@@ -51,8 +51,7 @@ Result<void> ModelBench::prepare(uint64_t tokens_needed) {
   // A text shorter than the context goes round.
   for (size_t i = 0; tokens.size() < tokens_needed; ++i) tokens.push_back(tokens[i]);
   HIFC_ASSIGN(pool, engine::ThreadPool::create(config.threads));
-  HIFC_ASSIGN(const engine::Budget budget,
-              engine::plan_budget(config, model->shape(), model->context_tokens()));
+  HIFC_ASSIGN(const engine::Budget budget, engine::plan_budget(config, *model));
   if (!budget.flash) return {};
   config.flash_path = budget.flash_path;
   HIFC_ASSIGN(scratch, ScratchDirectory::create(budget.flash_path));

@@ -87,6 +87,7 @@ std::string BenchReport::table() const {
   for (const Json& row : report_["rows"]) {
     std::string name = row["name"];
     for (const auto& [metric, value] : row["metrics"].items()) {
+      if (value.is_array()) continue;  // too long for people
       const Json target = row["target"].value(metric, Json(""));
       table.add_row({name, metric, text_of(value), text_of(target)});
       name.clear();

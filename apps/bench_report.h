@@ -29,7 +29,8 @@ class BenchReport {
 
   BenchReport(std::string bench, Json parameters);
 
-  // `metrics`: name -> number, string or null. A target whose metric is null is not met.
+  // `metrics`: name -> number, string, null, or an array, which the table leaves out. A target
+  // whose metric is null is not met.
   void add_row(std::string name, Json metrics, const std::vector<Target>& targets = {});
 
   bool all_targets_met() const { return all_met_; }

@@ -28,6 +28,7 @@ void add_run_command(CLI::App& app, Action& chosen);
 void add_eval_command(CLI::App& app, Action& chosen);
 void add_bench_command(CLI::App& app, Action& chosen);
 void add_store_command(CLI::App& app, Action& chosen);
+void add_tune_command(CLI::App& app, Action& chosen);
 
 // True once the user asked to stop (SIGINT, SIGTERM, SIGHUP); a second signal ends the process at
 // once.

@@ -21,6 +21,7 @@ int main(int argc, char** argv) {
   add_eval_command(app, chosen);
   add_bench_command(app, chosen);
   add_store_command(app, chosen);
+  add_tune_command(app, chosen);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -34,6 +34,7 @@ TEST(ConfigOptions, EveryKeyHasItsFlag) {
   const std::vector<std::pair<std::string, std::string>> values = {{"flash_free_space", "1GiB"},
                                                                    {"flash_deadline", "3"},
                                                                    {"tenant", "me"},
+                                                                   {"policy", "auto75"},
                                                                    {"resume", "false"},
                                                                    {"flash_cache_size", "64 GB"},
                                                                    {"flash_path", "/f"},

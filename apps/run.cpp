@@ -59,8 +59,7 @@ class Run {
     HIFC_ASSIGN(model_, engine::Model::load(options_.model));
     run_.model_rss_bytes = resident_memory().now_bytes;
     HIFC_TRY(tokenize(std::move(text)));
-    HIFC_ASSIGN(const engine::Budget budget,
-                engine::plan_budget(config, model_->shape(), model_->context_tokens()));
+    HIFC_ASSIGN(const engine::Budget budget, engine::plan_budget(config, *model_));
     HIFC_TRY(limit_tokens(budget));
     HIFC_TRY(engine::check_fits(budget, tokens_.size() + new_tokens_));
     HIFC_ASSIGN(pool_, engine::ThreadPool::create(config.threads));

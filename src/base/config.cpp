@@ -167,6 +167,17 @@ std::string print_tenant(const Config& config) {
   return config.tenant;
 }
 
+Result<void> parse_policy(Config& config, std::string_view value, std::string_view shown) {
+  if (value.empty())
+    return refuse(shown, value, "a policy's name, such as auto75, or the path of a policy file");
+  config.policy = value;
+  return {};
+}
+
+std::string print_policy(const Config& config) {
+  return config.policy;
+}
+
 constexpr uint64_t kBlockBytesLeast = 4096;
 constexpr uint64_t kBlockBytesMost = 1ull << 30;
 
@@ -255,6 +266,13 @@ constexpr std::array kKeys = {
         "deterministic",
         "Bit-identical results whatever the chunking, resumption and batching (default false)"),
     switch_key<&Config::resume>("resume", "Reuse stored KV of a prompt's prefix (default true)"),
+    ConfigKey{.name = "policy",
+              .value_hint = "NAME|FILE",
+              .help = "How K and V are encoded once they leave the newest 128 tokens: f16, "
+                      "reference, auto35, auto60, auto75, auto80, or a file that 'hifc tune "
+                      "quality' wrote (default f16)",
+              .parse = parse_policy,
+              .print = print_policy},
     ConfigKey{.name = "tenant",
               .value_hint = "NAME",
               .help = "Cache entries are shared only within one tenant name (default: no name)",

@@ -40,6 +40,7 @@ struct Config {
   bool deterministic = false;
   bool resume = true;
   std::string tenant = {};
+  std::string policy = "f16";  // a name or the path of a file; engine/policy.h
   IoBackend io_backend = IoBackend::kAutomatic;
   bool direct_io = true;
 

@@ -37,7 +37,8 @@ TEST(ParseConfig, ReadsEveryKey) {
       "  flash_deadline: 30\n  hot_cache_ratio: 0.6\n"
       "  hot_cache_size: 2GiB\n  warm_cache_size: auto\n  prefetch_window: 1024\n"
       "  prefetch_workers: 64\n  block_tokens: 4096\n  context: 32768\n  ubatch: 512\n"
-      "  threads: 2\n  deterministic: true\n  resume: false\n  tenant: \"alice: 2\"\n"
+      "  threads: 2\n  deterministic: true\n  resume: false\n  policy: auto75\n  tenant: \"alice: "
+      "2\"\n"
       "  io_backend: threads\n  direct_io: false\n");
   const Config expected = {.flash_cache_size = 64'000'000'000,
                            .flash_path = "/flash",
@@ -56,6 +57,7 @@ TEST(ParseConfig, ReadsEveryKey) {
                            .deterministic = true,
                            .resume = false,
                            .tenant = "alice: 2",
+                           .policy = "auto75",
                            .io_backend = IoBackend::kThreads,
                            .direct_io = false};
   EXPECT_EQ(config, expected);

@@ -85,7 +85,8 @@ using Outputs = std::vector<float>;  // [layer][position][query_heads][head_dim]
 
 struct CacheSetup {
   uint32_t block_tokens = 256;
-  uint32_t hot_frames = 0;
+  kv::CodecPolicy codecs = {};
+  uint32_t hot_frames = 0;  // exact blocks, as the next
   uint32_t warm_frames = 0;
   bool flash = false;
   uint64_t flash_bytes = 64u << 20;
@@ -101,17 +102,29 @@ struct CacheSetup {
   uint32_t generated_from = 0;  // position of the first token that is not of a prompt
 };
 
+inline uint32_t frames_of(uint64_t bytes, const kv::GroupLayout& layout) {
+  const uint64_t frame = layout.block_bytes_max();
+  return static_cast<uint32_t>((bytes + frame - 1) / frame);
+}
+
+// Room for everything, in chunks of at most 256 tokens.
 inline CacheSetup in_memory(const kv::ModelShape& shape, uint32_t tokens,
-                            uint32_t block_tokens = 256) {
+                            uint32_t block_tokens = 256, const kv::CodecPolicy& codecs = {}) {
+  const auto layout = kv::GroupLayout::make(shape, block_tokens, codecs).value();
   return {.block_tokens = block_tokens,
-          .warm_frames = (tokens + block_tokens - 1) / block_tokens * shape.layers};
+          .codecs = codecs,
+          .warm_frames = frames_of(KvCache::bytes_for_all(layout, tokens, 256), layout)};
 }
 
 // As little memory as chunks of `chunk` tokens can run in.
-inline CacheSetup minimum(const kv::ModelShape& shape, uint32_t block_tokens, uint32_t chunk) {
+inline CacheSetup minimum(const kv::ModelShape& shape, uint32_t block_tokens, uint32_t chunk,
+                          const kv::CodecPolicy& codecs = {}) {
+  const auto layout = kv::GroupLayout::make(shape, block_tokens, codecs).value();
+  const uint64_t bytes =
+      std::max(KvCache::bytes_min(layout), KvCache::bytes_for_ubatch(layout, chunk));
   return {.block_tokens = block_tokens,
-          .warm_frames = std::max(KvCache::frames_min(shape, block_tokens),
-                                  KvCache::frames_for_ubatch(shape, block_tokens, chunk)),
+          .codecs = codecs,
+          .warm_frames = frames_of(bytes, layout),
           .flash = true};
 }
 
@@ -124,11 +137,12 @@ class Session {
   }
 
   Result<void> open() {
-    HIFC_ASSIGN(layout_, kv::BlockLayout::make(inputs_.shape, setup_.block_tokens));
-    tier::TiersOptions options{.block_bytes = layout_.block_bytes(),
+    HIFC_ASSIGN(layout_, kv::GroupLayout::make(inputs_.shape, setup_.block_tokens, setup_.codecs));
+    const size_t frame = layout_.block_bytes_max();
+    tier::TiersOptions options{.block_bytes = frame,
                                .blocks_per_group = inputs_.shape.layers,
-                               .hot_bytes = setup_.hot_frames * layout_.block_bytes(),
-                               .warm_bytes = setup_.warm_frames * layout_.block_bytes(),
+                               .hot_bytes = setup_.hot_frames * frame,
+                               .warm_bytes = setup_.warm_frames * frame,
                                .flash = {},
                                .ring = setup_.ring};
     if (setup_.flash)
@@ -141,6 +155,7 @@ class Session {
     HIFC_ASSIGN(const kernels::Kernels* kernels, kernels::select_kernels());
     HIFC_ASSIGN(cache, KvCache::create({.shape = inputs_.shape,
                                         .block_tokens = setup_.block_tokens,
+                                        .codecs = setup_.codecs,
                                         .fingerprint = {setup_.fingerprint},
                                         .prefetch = setup_.prefetch,
                                         .cancelled = setup_.cancelled},
@@ -221,7 +236,7 @@ class Session {
     std::filesystem::path cut;
     for (const auto& path : segments()) {
       for_each_copy(path, group, layer, [&](std::fstream&, uint64_t at) {
-        end = at + layout_.block_bytes() / 2;
+        end = at + layout_.sealed[layer].block_bytes() / 2;
         cut = path;
       });
     }
@@ -237,7 +252,8 @@ class Session {
     return static_cast<double>(tiers->counters(tier::Tier::kCold).hits) / static_cast<double>(hits);
   }
 
-  const kv::BlockLayout& layout() const { return layout_; }
+  const kv::GroupLayout& layout() const { return layout_; }
+  bool idle() const { return tiers->free_bytes() == tiers->memory_bytes(); }
 
   Outputs outputs;
   uint64_t recomputed_steps = 0;
@@ -291,7 +307,7 @@ class Session {
   const Inputs& inputs_;
   CacheSetup setup_;
   testing::TempDirectory directory_;
-  kv::BlockLayout layout_;
+  kv::GroupLayout layout_;
   testing::ThreadParallel parallel_;
   SystemClock system_clock_;
 

@@ -14,37 +14,37 @@ constexpr uint32_t kFailuresMax = 3;
 }  // namespace
 
 GroupWriter::GroupWriter(tier::Tiers& tiers, Sequence& sequence, Residency& residency,
-                         const kv::BlockHeader& header)
-    : tiers_(tiers), sequence_(sequence), residency_(residency), header_(header) {}
+                         const GroupFormat& format)
+    : tiers_(tiers), sequence_(sequence), residency_(residency), format_(format) {}
 
-void GroupWriter::write_headers(uint32_t index, uint32_t tokens) {
-  kv::BlockHeader header = header_;
-  header.tokens.first_position = index * header.block_tokens;
-  header.tokens.token_count = static_cast<uint16_t>(tokens);
-  const Group& group = sequence_.groups[index];
-  for (uint32_t layer = 0; layer < group.blocks.size(); ++layer) {
-    HIFC_CHECK(group.blocks[layer].state == Block::State::kResident);
-    header.layer = layer;
-    kv::write_header(header, tiers_.span(group.blocks[layer].frame));
-  }
+uint32_t GroupWriter::groups_per_write_min() const {
+  return tier::groups_per_write_min(format_.layout.sealed_bytes(), format_.layout.layers());
+}
+uint32_t GroupWriter::groups_per_write_max() const {
+  return tier::groups_per_write_max(format_.layout.sealed_bytes());
 }
 
 kv::GroupKey GroupWriter::previous_key(uint32_t group) const {
-  if (group == 0) return kv::root_key(header_.model_fingerprint, header_.block_tokens);
+  if (group == 0) return kv::root_key(format_.base.model_fingerprint, format_.block_tokens());
   return sequence_.groups[group - 1].key;
 }
 
-void GroupWriter::seal(uint32_t index) {
-  write_headers(index, header_.block_tokens);
-  const auto tokens = std::span(sequence_.tokens)
-                          .subspan(size_t{index} * header_.block_tokens, header_.block_tokens);
+void GroupWriter::close(uint32_t index) {
   Group& group = sequence_.groups[index];
+  for (uint32_t layer = 0; layer < group.blocks.size(); ++layer) {
+    const Block& block = group.blocks[layer];
+    HIFC_CHECK(block.state == Block::State::kResident && block.exact == tier::kNoFrame);
+    kv::write_header(format_.sealed_header(index, layer), tiers_.span(block.frame));
+  }
+  const uint32_t block_tokens = format_.block_tokens();
+  const auto tokens =
+      std::span(sequence_.tokens).subspan(size_t{index} * block_tokens, block_tokens);
   group.key = kv::next_key(previous_key(index), tokens);
   group.stage = Group::Stage::kFull;
 }
 
 void GroupWriter::add(uint32_t group) {
-  seal(group);
+  close(group);
   queue_.push_back(group);
 }
 
@@ -59,9 +59,9 @@ bool GroupWriter::may_write() const {
 
 void GroupWriter::pump() {
   reuse_stored();
-  while (may_write() && queue_.size() >= tiers_.groups_per_write_min()) {
+  while (may_write() && queue_.size() >= groups_per_write_min()) {
     const size_t before = queue_.size();
-    write(std::min(static_cast<uint32_t>(queue_.size()), tiers_.groups_per_write_max()));
+    write(std::min(static_cast<uint32_t>(queue_.size()), groups_per_write_max()));
     if (queue_.size() == before) return;
   }
 }
@@ -70,7 +70,7 @@ bool GroupWriter::push() {
   const size_t before = queue_.size();
   reuse_stored();
   if (may_write() && !queue_.empty())
-    write(std::min(static_cast<uint32_t>(queue_.size()), tiers_.groups_per_write_max()));
+    write(std::min(static_cast<uint32_t>(queue_.size()), groups_per_write_max()));
   return in_flight_ > 0 || queue_.size() < before;
 }
 
@@ -100,7 +100,7 @@ void GroupWriter::reuse(uint32_t index) {
   const auto accepted =
       tiers_.store().pin(sequence_.groups[index].key, [this, index](flash::Handle handle) {
         --in_flight_;
-        if (tiers_.fits(handle)) return finish_group(index, std::move(handle));
+        if (format_.fits_sealed(handle, index)) return finish_group(index, std::move(handle));
         unusable_.insert(index);
         requeue(index);
       });
@@ -116,18 +116,15 @@ void GroupWriter::requeue(uint32_t group) {
   std::ranges::sort(queue_);  // neighbours stay neighbours
 }
 
-flash::PutValue GroupWriter::value_of(const Group& group, const flash::Key& key) const {
-  flash::PutValue value{.key = key, .lanes = {}};
-  for (const Block& block : group.blocks) value.lanes.push_back(tiers_.span(block.frame));
-  return value;
-}
-
 void GroupWriter::write(uint32_t count) {
   count = std::min(count, batch_max_);
   const std::vector<uint32_t> batch(queue_.begin(), queue_.begin() + count);
   std::vector<flash::PutValue> values;
   for (const uint32_t g : batch) {
-    values.push_back(value_of(sequence_.groups[g], sequence_.groups[g].key));
+    flash::PutValue& value = values.emplace_back();
+    value.key = sequence_.groups[g].key;
+    for (const Block& block : sequence_.groups[g].blocks)
+      value.lanes.push_back(tiers_.span(block.frame));
     sequence_.groups[g].stage = Group::Stage::kWriting;
   }
   queue_.erase(queue_.begin(), queue_.begin() + count);
@@ -146,14 +143,20 @@ Result<void> GroupWriter::park() {
   if (!may_write() || sequence_.groups.empty()) return {};
   const auto index = static_cast<uint32_t>(sequence_.groups.size() - 1);
   const Group& group = sequence_.groups[index];
-  const auto tokens = std::span(sequence_.tokens).subspan(size_t{index} * header_.block_tokens);
+  const auto tokens = std::span(sequence_.tokens).subspan(size_t{index} * format_.block_tokens());
   if (group.stage != Group::Stage::kOpen || tokens.empty()) return {};
   const flash::Key key = kv::tail_key(previous_key(index), tokens);
   if (tiers_.store().contains(key)) return {};
-  write_headers(index, static_cast<uint32_t>(tokens.size()));
+  flash::PutValue value{.key = key, .lanes = {}};
+  for (uint32_t layer = 0; layer < group.blocks.size(); ++layer) {
+    const auto bytes = tiers_.span(group.blocks[layer].open_frame());
+    kv::write_header(format_.exact_header(index, layer, static_cast<uint32_t>(tokens.size())),
+                     bytes);
+    value.lanes.push_back(bytes);
+  }
   const auto outcome = std::make_shared<std::optional<Result<void>>>();
   const auto put = [&] {
-    return tiers_.store_groups({value_of(group, key)},
+    return tiers_.store_groups({value},
                                [outcome](const Result<std::vector<flash::Handle>>& handles) {
                                  outcome->emplace();
                                  if (!handles) *outcome = std::unexpected(handles.error());

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "cache/group_format.h"
 #include "cache/residency.h"
 #include "cache/sequence.h"
 #include "kv/key.h"
@@ -20,17 +21,17 @@ namespace hifc::cache {
 class GroupWriter {
  public:
   GroupWriter(tier::Tiers& tiers, Sequence& sequence, Residency& residency,
-              const kv::BlockHeader& header);
+              const GroupFormat& format);
 
-  // The group's last token is in every layer: seals its blocks (headers, key) and queues it. The
-  // queue is bounded by the frames that its groups hold.
+  // The group's blocks are as they will be on flash, but for their headers: closes it (headers,
+  // key) and queues it. The queue is bounded by the frames that its groups hold.
   void add(uint32_t group);
 
-  // Key of the group's predecessor, which is sealed.
+  // Key of the group's predecessor, which is closed.
   kv::GroupKey previous_key(uint32_t group) const;
 
-  // Stores the last group, which is open, as the exact tail of its sequence, and waits for it. Its
-  // blocks may be filled on afterwards.
+  // Stores the last group, which is open, as the tail of its sequence, from where its tokens are in
+  // F16, and waits for it. Its blocks may be filled on afterwards.
   Result<void> park();
 
   // Starts the writes that are worth starting.
@@ -57,14 +58,14 @@ class GroupWriter {
   void finish_group(uint32_t group, flash::Handle handle);
   void fail(const std::vector<uint32_t>& batch, Error error);
   void requeue(uint32_t group);
-  void write_headers(uint32_t group, uint32_t tokens);
-  void seal(uint32_t group);
-  flash::PutValue value_of(const Group& group, const flash::Key& key) const;
+  uint32_t groups_per_write_min() const;
+  uint32_t groups_per_write_max() const;
+  void close(uint32_t group);
 
   tier::Tiers& tiers_;
   Sequence& sequence_;
   Residency& residency_;
-  kv::BlockHeader header_;
+  const GroupFormat& format_;
   std::vector<uint32_t> queue_;
   std::set<uint32_t> unusable_;      // groups whose stored value could not be pinned
   uint32_t in_flight_ = 0;           // writes, and groups about to be found on flash

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/units.h"
 
 namespace hifc::cache {
 namespace {
@@ -27,22 +28,50 @@ kv::BlockHeader header_for(const CacheOptions& options) {
 }
 
 // Two units in flight: one being computed, one being read.
-uint32_t staging_min(uint32_t block_tokens) {
-  return 2 * std::max(1u, kSplitTokens / block_tokens);
+uint64_t staging_min_bytes(const kv::GroupLayout& layout) {
+  size_t most = 0;
+  for (const kv::BlockLayout& sealed : layout.sealed) most = std::max(most, sealed.block_bytes());
+  return uint64_t{2} * std::max(1u, kSplitTokens / layout.block_tokens()) * most;
+}
+
+// Tokens before `position` that are not sealed yet when a step begins there; multiples of a page.
+uint32_t first_exact(uint32_t position) {
+  return position < kExactTokens ? 0 : (position - kExactTokens) / kPageTokens * kPageTokens;
+}
+
+// The most groups that a chunk touches or leaves unsealed. Chunks begin at multiples of `ubatch`.
+uint32_t open_groups(const kv::GroupLayout& layout, uint32_t ubatch) {
+  const uint32_t block = layout.block_tokens();
+  uint32_t most = 0;
+  for (uint32_t at = 0; at < block; at += std::gcd(ubatch, block)) {
+    const uint32_t position = at + block * (1 + kExactTokens / block);  // far enough from 0
+    const uint32_t first = layout.lossy() ? first_exact(position) : position;
+    most = std::max(most, (position + ubatch - 1) / block - first / block + 1);
+  }
+  return most;
+}
+
+// Exact blocks and sealed ones have different lengths, and what is free may lie in pieces.
+uint64_t slack_bytes(const kv::GroupLayout& layout) {
+  return layout.lossy() ? 2 * layout.block_bytes_max() : 0;
 }
 
 }  // namespace
 
-uint32_t KvCache::frames_min(const kv::ModelShape& shape, uint32_t block_tokens) {
-  return 2 * shape.layers + staging_min(block_tokens);
+uint64_t KvCache::bytes_min(const kv::GroupLayout& layout) {
+  return bytes_for_ubatch(layout, kPageTokens);
 }
 
-uint32_t KvCache::frames_for_ubatch(const kv::ModelShape& shape, uint32_t block_tokens,
-                                    uint32_t ubatch) {
-  // Chunks start at multiples of `ubatch`: that far into a group at most.
-  const uint32_t offset = block_tokens - std::gcd(ubatch, block_tokens);
-  const uint32_t groups = (offset + ubatch - 1) / block_tokens + 1;
-  return std::max(groups, 2u) * shape.layers + staging_min(block_tokens);
+uint64_t KvCache::bytes_for_ubatch(const kv::GroupLayout& layout, uint32_t ubatch) {
+  const uint64_t open = std::max(open_groups(layout, ubatch), 2u) * layout.exact_bytes();
+  const uint64_t being_sealed = layout.lossy() ? layout.sealed_bytes(2) : 0;
+  return open + being_sealed + staging_min_bytes(layout) + slack_bytes(layout);
+}
+
+uint64_t KvCache::bytes_for_all(const kv::GroupLayout& layout, uint32_t tokens, uint32_t ubatch) {
+  const uint32_t groups = (tokens + layout.block_tokens() - 1) / layout.block_tokens();
+  const uint32_t open = layout.lossy() ? std::min(open_groups(layout, ubatch), groups) : 0;
+  return layout.sealed_bytes(groups) + open * layout.exact_bytes() + slack_bytes(layout);
 }
 
 Result<std::unique_ptr<KvCache>> KvCache::create(CacheOptions options, tier::Tiers& tiers,
@@ -52,31 +81,31 @@ Result<std::unique_ptr<KvCache>> KvCache::create(CacheOptions options, tier::Tie
   if (tokens != 64 && tokens != 128 && (tokens == 0 || tokens % kSplitTokens != 0))
     return failure(Code::kInvalid, fmt::format("block_tokens {} is not 64, 128 or a multiple of {}",
                                                tokens, kSplitTokens));
-  HIFC_ASSIGN(const kv::BlockLayout layout, kv::BlockLayout::make(options.shape, tokens));
-  HIFC_CHECK(tiers.block_bytes() == layout.block_bytes());
-  const uint32_t frames = frames_min(options.shape, tokens);
-  if (tiers.has_cold() && tiers.frames() < frames)
+  HIFC_ASSIGN(kv::GroupLayout layout, kv::GroupLayout::make(options.shape, tokens, options.codecs));
+  HIFC_CHECK(tiers.blocks_per_group() == layout.layers());
+  const uint64_t least = bytes_min(layout);
+  if (tiers.has_cold() && tiers.memory_bytes() < least)
     return failure(Code::kInvalid,
-                   fmt::format("hot_cache_size + warm_cache_size hold {} blocks, but the minimum "
-                               "for this model is {} blocks of {} bytes",
-                               tiers.frames(), frames, layout.block_bytes()));
+                   fmt::format("hot_cache_size + warm_cache_size hold {} bytes, but the minimum "
+                               "for this model is {}",
+                               tiers.memory_bytes(), least));
   return std::unique_ptr<KvCache>(
-      new KvCache(std::move(options), layout, tiers, kernels, parallel, clock));
+      new KvCache(std::move(options), std::move(layout), tiers, kernels, parallel, clock));
 }
 
-KvCache::KvCache(CacheOptions options, kv::BlockLayout layout, tier::Tiers& tiers,
+KvCache::KvCache(CacheOptions options, kv::GroupLayout layout, tier::Tiers& tiers,
                  const kernels::Kernels& kernels, Parallel& parallel, const Clock& clock)
     : options_(std::move(options)),
-      layout_(layout),
-      header_(header_for(options_)),
+      format_{.layout = std::move(layout), .base = header_for(options_)},
       tiers_(tiers),
       kernels_(kernels),
+      codecs_(**kernels::codecs_for(kernels.isa)),
       parallel_(parallel),
       clock_(clock),
-      placement_(options_.shape, layout.block_tokens()),
-      residency_(tiers_, sequence_, placement_),
-      prefetcher_(options_.prefetch, tiers_, sequence_, residency_, placement_),
-      writer_(tiers_, sequence_, residency_, header_),
+      placement_(options_.shape, format_.layout),
+      residency_(tiers_, format_.layout, sequence_, placement_),
+      prefetcher_(options_.prefetch, tiers_, format_.layout, sequence_, residency_, placement_),
+      writer_(tiers_, sequence_, residency_, format_),
       attention_(kernels, options_.shape, parallel) {}
 
 KvCache::~KvCache() {
@@ -84,11 +113,11 @@ KvCache::~KvCache() {
 }
 
 uint32_t KvCache::groups_per_unit() const {
-  return std::max(1u, kSplitTokens / layout_.block_tokens());
+  return std::max(1u, kSplitTokens / block_tokens());
 }
 
 uint32_t KvCache::splits_per_unit() const {
-  return std::max(1u, layout_.block_tokens() / kSplitTokens);
+  return std::max(1u, block_tokens() / kSplitTokens);
 }
 
 uint32_t KvCache::first_split(uint32_t layer) const {
@@ -114,25 +143,51 @@ void KvCache::begin_step(uint32_t position, std::span<const int32_t> tokens, Ste
     while (sequence_.groups.size() < groups_end())
       sequence_.groups.emplace_back().blocks.resize(options_.shape.layers);
   }
+  plan_sealing();
   plan();
   prefetcher_.begin_step(position, step_.end(), groups_end());
 }
 
-void KvCache::plan() {
-  const uint32_t layers = options_.shape.layers;
-  uint32_t to_open = 0;
+void KvCache::plan_sealing() {
+  if (!layout().lossy()) return;
+  const uint32_t exact_from = first_exact(step_.position);
+  for (uint32_t g = 0; g * block_tokens() < exact_from; ++g)
+    if (sequence_.groups[g].stage == Group::Stage::kOpen)
+      step_.sealing.push_back(
+          {.group = g,
+           .pages = std::min(layout().exact.pages(),
+                             exact_from / kPageTokens - g * layout().exact.pages())});
+}
+
+uint64_t KvCache::bytes_to_open() const {
+  uint64_t bytes = 0;
   for (uint32_t g = group_of(step_.position); g < groups_end(); ++g)
     for (const Block& block : sequence_.groups[g].blocks)
-      to_open += block.state == Block::State::kAbsent ? 1 : 0;
-  residency_.expect_open(to_open);
+      if (block.state == Block::State::kAbsent) bytes += layout().exact.block_bytes();
+  for (const Sealing& sealing : step_.sealing)
+    for (uint32_t layer = 0; layer < layout().layers(); ++layer)
+      if (sequence_.groups[sealing.group].blocks[layer].frame == tier::kNoFrame)
+        bytes += layout().sealed[layer].bytes_of(sealing.group);
+  return bytes;
+}
+
+void KvCache::plan() {
+  residency_.expect_open(bytes_to_open());
+  const uint32_t first_open = layout().lossy() ? first_exact(step_.position) : step_.position;
+  const uint32_t open_groups = groups_end() - group_of(first_open);
+  uint64_t open_bytes = open_groups * layout().exact_bytes() + slack_bytes(layout());
+  if (layout().lossy()) open_bytes += layout().sealed_bytes();  // of a group being written
   // With room to spare, a group being written does not hold up the next one being filled.
-  uint32_t open_groups = groups_end() - group_of(step_.position);
-  if (tiers_.frames() >= 4 * (open_groups + 1) * layers) ++open_groups;
-  placement_.plan({.frames = tiers_.frames(),
-                   .open_frames = open_groups * layers,
-                   .staging_min = staging_min(layout_.block_tokens()),
-                   .prefetch_layers = options_.prefetch.window_layers,
-                   .length = std::max(length(), step_.end())});
+  if (tiers_.memory_bytes() >= 4 * (open_bytes + layout().exact_bytes()))
+    open_bytes += layout().exact_bytes();
+  const uint32_t length = std::max(this->length(), step_.end());
+  placement_.plan(
+      {.memory_bytes = tiers_.memory_bytes(),
+       .open_bytes = open_bytes,
+       .staging_min_bytes = staging_min_bytes(layout()),
+       .all_bytes = bytes_for_all(layout(), length, static_cast<uint32_t>(step_.tokens.size())),
+       .prefetch_layers = options_.prefetch.window_layers,
+       .length = length});
   residency_.trim();
 }
 
@@ -147,16 +202,19 @@ Result<void> KvCache::attend(const LayerInput& input) {
   return outcome;
 }
 
-Result<void> KvCache::open_block(uint32_t group, uint32_t layer) {
-  Block& block = sequence_.groups[group].blocks[layer];
-  if (block.state == Block::State::kResident) return {};
+Result<void> KvCache::take_frame(FunctionRef<bool()> take) {
   const uint64_t start_ns = clock_.now_ns();
-  while (!residency_.open(block)) {
+  while (!take()) {
     // Frames come back as writes and reads complete.
     if (tiers_.wait() == 0 && !writer_.push()) return std::unexpected(out_of_frames());
   }
   statistics_.stall_ns += clock_.now_ns() - start_ns;
   return {};
+}
+
+Result<void> KvCache::open_block(uint32_t group, uint32_t layer) {
+  if (sequence_.groups[group].blocks[layer].state == Block::State::kResident) return {};
+  return take_frame([&] { return residency_.open(group, layer); });
 }
 
 Error KvCache::out_of_frames() const {
@@ -165,18 +223,19 @@ Error KvCache::out_of_frames() const {
     return {.code = Code::kTimeout, .context = "the flash device does not answer"};
   return {.code = Code::kFull,
           .context = fmt::format("{} tokens of KV do not fit in hot_cache_size + warm_cache_size "
-                                 "({} blocks){}",
-                                 step_.end(), tiers_.frames(),
+                                 "({}){}",
+                                 step_.end(), format_size(tiers_.memory_bytes()),
                                  tiers_.has_cold() ? " while flash takes none of it"
                                                    : " and there is no flash tier (flash_path)")};
 }
 
 Result<void> KvCache::append(const LayerInput& input) {
+  for (const Sealing& sealing : step_.sealing) HIFC_TRY(seal(input.layer, sealing));
   for (uint32_t g = group_of(step_.position); g < groups_end(); ++g)
     HIFC_TRY(open_block(g, input.layer));
   const uint32_t first_page = step_.position / kPageTokens;
   const uint32_t pages = (step_.end() - 1) / kPageTokens + 1 - first_page;
-  const uint32_t heads = layout_.kv_heads();
+  const uint32_t heads = layout().exact.kv_heads();
   const auto task = [&](uint32_t index, uint32_t) {
     store_page(input, first_page + index / heads, index % heads);
   };
@@ -185,8 +244,9 @@ Result<void> KvCache::append(const LayerInput& input) {
   else
     for (uint32_t index = 0; index < pages * heads; ++index) task(index, 0);
   const Block& block = sequence_.groups[group_of(step_.position)].blocks[input.layer];
-  tiers_.count_write(tiers_.tier_of(block.frame),
-                     step_.tokens.size() * 2 * heads * layout_.head_dim() * sizeof(uint16_t));
+  tiers_.count_write(
+      tiers_.tier_of(block.open_frame()),
+      step_.tokens.size() * 2 * heads * layout().exact.head_dim() * sizeof(uint16_t));
   return {};
 }
 
@@ -194,18 +254,27 @@ void KvCache::store_page(const LayerInput& input, uint32_t page, uint32_t kv_hea
   const uint32_t origin = page * kPageTokens;
   const uint32_t first = std::max(step_.position, origin);
   const uint32_t last = std::min(step_.end(), origin + kPageTokens);
-  const uint32_t page_in_block = page % layout_.pages();
+  const kv::BlockLayout& exact = layout().exact;
+  const kv::LayerCodecs codecs = layout().sealed[input.layer].codecs();
   const Block& block = sequence_.groups[group_of(origin)].blocks[input.layer];
-  std::byte* base = tiers_.data(block.frame);
-  const uint32_t row = first - step_.position;
-  kernels_.store_k(
-      layout_.head_dim(), input.k + row * input.k_token_stride + kv_head * input.k_head_stride,
-      input.k_token_stride, first - origin, last - first,
-      reinterpret_cast<uint16_t*>(base + layout_.k_page_offset(page_in_block, kv_head)));
-  kernels_.store_v(
-      layout_.head_dim(), input.v + row * input.v_token_stride + kv_head * input.v_head_stride,
-      input.v_token_stride, first - origin, last - first,
-      reinterpret_cast<uint16_t*>(base + layout_.v_page_offset(page_in_block, kv_head)));
+  std::byte* base = tiers_.data(block.open_frame());
+  const uint32_t page_in_block = page % exact.pages(), head_dim = exact.head_dim();
+  auto* k_page = reinterpret_cast<uint16_t*>(base + exact.k_page_offset(page_in_block, kv_head));
+  auto* v_page = reinterpret_cast<uint16_t*>(base + exact.v_page_offset(page_in_block, kv_head));
+  const uint32_t row = first - step_.position, count = last - first;
+  const uint16_t* k = input.k + row * input.k_token_stride + kv_head * input.k_head_stride;
+  const uint16_t* v = input.v + row * input.v_token_stride + kv_head * input.v_head_stride;
+  size_t k_stride = input.k_token_stride, v_stride = input.v_token_stride;
+  std::vector<uint16_t> rotated;
+  const auto rotate = [&](const uint16_t*& from, size_t& stride) {
+    rotated.resize(size_t{count} * head_dim);
+    codecs_.rotate_f16(head_dim, count, from, stride, rotated.data());
+    from = rotated.data(), stride = head_dim;
+  };
+  if (kv::rotates(codecs.k)) rotate(k, k_stride);
+  kernels_.store_k(head_dim, k, k_stride, first - origin, count, k_page);
+  if (kv::rotates(codecs.v)) rotate(v, v_stride);
+  kernels_.store_v(head_dim, v, v_stride, first - origin, count, v_page);
 }
 
 Result<void> KvCache::stream(const LayerInput& input) {
@@ -221,7 +290,8 @@ Result<void> KvCache::stream(const LayerInput& input) {
                            .position = step_.position,
                            .tokens = static_cast<uint32_t>(step_.tokens.size()),
                            .first_split = first_split,
-                           .last_split = last_split});
+                           .last_split = last_split,
+                           .codecs = layout().sealed[layer].codecs()});
   while (!pending.empty()) {
     tiers_.poll();
     prefetcher_.pump();
@@ -276,7 +346,9 @@ std::vector<uint32_t> KvCache::take_ready(uint32_t layer, std::vector<uint32_t>&
 // staging frames can hold while others are being read.
 bool KvCache::worth_computing(uint32_t layer, std::span<const uint32_t> pending) const {
   if (!ready(layer, pending.front())) return false;
-  const uint32_t enough = std::max(1u, placement_.staging_frames() / groups_per_unit() / 2);
+  const uint64_t unit_bytes = groups_per_unit() * layout().sealed[layer].block_bytes();
+  const auto enough =
+      static_cast<uint32_t>(std::max<uint64_t>(1, placement_.staging_bytes() / unit_bytes / 2));
   uint32_t count = 1;
   while (count < pending.size() && count < enough && ready(layer, pending[count])) ++count;
   return count == pending.size() || count >= enough;
@@ -317,10 +389,7 @@ Result<void> KvCache::wait_for_reads(uint32_t layer, std::span<const uint32_t> p
 // The last resort: the unit's missing blocks are read at the cost of what is stored besides them.
 bool KvCache::force_read(uint32_t layer, uint32_t unit) {
   const GroupRange range = groups_of(layer, unit);
-  uint32_t missing = 0;
-  for (uint32_t g = range.first; g < range.last; ++g)
-    missing += sequence_.groups[g].blocks[layer].state == Block::State::kAbsent ? 1 : 0;
-  residency_.make_room(missing, layer, range.first, range.last);
+  residency_.make_room(layer, range.first, range.last);
   prefetcher_.rewind(range.first);
   return prefetcher_.pump() > 0;
 }
@@ -338,11 +407,7 @@ bool KvCache::verify_block(uint32_t layer, uint32_t index) const {
   const Group& group = sequence_.groups[index];
   const auto bytes = tiers_.span(group.blocks[layer].frame);
   if (!tiers_.store().verify(group.handle, layer, bytes)) return false;
-  kv::BlockHeader header = header_;
-  header.layer = layer;
-  header.tokens.first_position = index * block_tokens();
-  header.tokens.token_count = static_cast<uint16_t>(block_tokens());
-  return kv::check_header(header, bytes).has_value();
+  return kv::check_header(format_.sealed_header(index, layer), bytes).has_value();
 }
 
 Result<void> KvCache::verify(uint32_t layer, std::span<const uint32_t> units) {
@@ -375,21 +440,33 @@ void KvCache::compute(uint32_t layer, std::span<const uint32_t> units) {
     kernels::SplitPages pages;
     for (uint32_t i = 0; i < kernels::kSplitPages; ++i) {
       const uint32_t page = split * kernels::kSplitPages + i;
-      const uint32_t group = page / layout_.pages();
-      if (group < first_group || group >= groups_end()) continue;
-      const std::byte* base = tiers_.data(sequence_.groups[group].blocks[layer].frame);
-      const uint32_t in_block = page % layout_.pages();
-      pages.k[i].data = base + layout_.k_page_offset(in_block, kv_head);
-      pages.v[i].data = base + layout_.v_page_offset(in_block, kv_head);
+      const uint32_t group = page / layout().exact.pages();
+      if (group >= first_group && group < groups_end()) add_page(layer, page, kv_head, pages);
     }
     return pages;
   });
 }
 
+void KvCache::add_page(uint32_t layer, uint32_t page, uint32_t kv_head,
+                       kernels::SplitPages& pages) const {
+  const uint32_t group = page / layout().exact.pages(), in_block = page % layout().exact.pages();
+  const Block& block = sequence_.groups[group].blocks[layer];
+  const bool is_exact = block.is_exact(in_block);
+  const kv::BlockLayout& form = is_exact ? layout().exact : layout().sealed[layer];
+  const std::byte* base = tiers_.data(is_exact ? block.exact : block.frame);
+  const uint32_t i = page % kernels::kSplitPages;
+  pages.k[i] = {base + form.k_page_offset(in_block, kv_head), form.codecs().k};
+  pages.v[i] = {base + form.v_page_offset(in_block, kv_head), form.codecs().v};
+  if (page > 0 || !form.lossy()) return;
+  pages.sink_k = reinterpret_cast<const uint16_t*>(base + form.k_sink_offset(kv_head));
+  pages.sink_v = reinterpret_cast<const uint16_t*>(base + form.v_sink_offset(kv_head));
+}
+
 void KvCache::release(uint32_t layer, std::span<const uint32_t> units) {
   for_each_block(layer, units, [&](uint32_t g, const Block& block) {
     const bool cold = block.state == Block::State::kStaged;
-    tiers_.count_hit(cold ? tier::Tier::kCold : tiers_.tier_of(block.frame), layout_.block_bytes());
+    const tier::FrameId frame = block.open_frame();
+    tiers_.count_hit(cold ? tier::Tier::kCold : tiers_.tier_of(frame), tiers_.span(frame).size());
     residency_.used(g, layer);
   });
 }
@@ -399,7 +476,9 @@ void KvCache::end_step() {
     sequence_.tokens.insert(sequence_.tokens.end(), step_.tokens.begin(), step_.tokens.end());
   else
     drop_read_ahead();
-  for (uint32_t g = group_of(step_.position); g < groups_end(); ++g)
+  for (const Sealing& sealing : step_.sealing)
+    if (sealing.pages == layout().exact.pages()) writer_.add(sealing.group);
+  for (uint32_t g = group_of(step_.position); g < groups_end() && !layout().lossy(); ++g)
     if (step_.end() >= (g + 1) * block_tokens()) writer_.add(g);
   writer_.pump();
 }
@@ -451,8 +530,10 @@ Result<void> KvCache::flush() {
 CacheStatistics KvCache::statistics() const {
   CacheStatistics statistics = statistics_;
   statistics.prefetch = prefetcher_.statistics();
-  statistics.kv_bytes = uint64_t{length()} * options_.shape.layers * 2 * layout_.kv_heads() *
-                        layout_.head_dim() * sizeof(uint16_t);
+  const uint32_t exact = layout().lossy() ? length() - first_exact(length()) : 0;
+  statistics.kv_bytes =
+      static_cast<uint64_t>((length() - exact) * layout().token_bytes() +
+                            exact * layout().layers() * layout().exact.token_bytes());
   return statistics;
 }
 

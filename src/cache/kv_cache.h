@@ -7,6 +7,11 @@
 // attend() appends the step's K and V to the layer's blocks and computes exact attention over all
 // tokens up to each query, wherever their blocks are; results never depend on where that is.
 //
+// Sealing: where a layer's codecs are lossy, a page is encoded once, when it ends kExactTokens or
+// more before a step's first position, wherever its block is then. That depends on positions alone.
+// A sequence's first kv::kSinkTokens tokens stay exact for ever. A group is written once all its
+// pages are sealed.
+//
 // A block on flash that cannot be read or fails verification makes attend() fail with kCorrupt. The
 // step is then aborted, and each first_lost_group() computed again: begin_step on exactly that
 // group's tokens, against the groups before it. Then the step is repeated.
@@ -28,8 +33,10 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/function_ref.h"
 #include "base/parallel.h"
 #include "base/result.h"
+#include "cache/group_format.h"
 #include "cache/group_writer.h"
 #include "cache/placement.h"
 #include "cache/prefetcher.h"
@@ -37,6 +44,7 @@
 #include "cache/resume.h"
 #include "cache/sequence.h"
 #include "cache/tiered_attention.h"
+#include "kernels/codec.h"
 #include "kv/key.h"
 #include "kv/layout.h"
 #include "kv/shape.h"
@@ -44,9 +52,13 @@
 
 namespace hifc::cache {
 
+// The newest tokens are never encoded.
+inline constexpr uint32_t kExactTokens = 128;
+
 struct CacheOptions {
   kv::ModelShape shape;
   uint32_t block_tokens = 256;  // 64, 128 or a multiple of 256
+  kv::CodecPolicy codecs = {};  // [layer]; none: all F16
   kv::Fingerprint fingerprint = {};
   PrefetchOptions prefetch;
   const std::atomic<bool>* cancelled = nullptr;  // attend() fails with kCancelled once it is true
@@ -56,20 +68,21 @@ struct CacheStatistics {
   PrefetchStatistics prefetch;
   uint64_t stall_ns = 0;     // attention waited for flash
   uint64_t lost_groups = 0;  // damaged or unreadable on flash, begun to be computed again
-  uint64_t kv_bytes = 0;     // K and V of all tokens now held
+  uint64_t kv_bytes = 0;     // K and V of all tokens now held, as they are encoded
 };
 
 class KvCache {
  public:
-  // Memory frames without which no sequence can run over a cold tier: the group being filled, a
+  // Memory without which no sequence can run over a cold tier: the groups being filled or sealed, a
   // group being recomputed and the blocks in flight of one layer.
-  static uint32_t frames_min(const kv::ModelShape& shape, uint32_t block_tokens);
-  // Frames for streaming that let prefill chunks of `ubatch` tokens run.
-  static uint32_t frames_for_ubatch(const kv::ModelShape& shape, uint32_t block_tokens,
-                                    uint32_t ubatch);
+  static uint64_t bytes_min(const kv::GroupLayout& layout);
+  // What lets prefill chunks of `ubatch` tokens run beside streaming.
+  static uint64_t bytes_for_ubatch(const kv::GroupLayout& layout, uint32_t ubatch);
+  // What holds `tokens` tokens without a cold tier, chunks of `ubatch` tokens being computed.
+  static uint64_t bytes_for_all(const kv::GroupLayout& layout, uint32_t tokens, uint32_t ubatch);
 
-  // kInvalid when block_tokens is not one the attention splits allow, or when the tiers hold fewer
-  // than frames_min() frames; all arguments must outlive the cache.
+  // kInvalid when block_tokens is not one the attention splits allow, or when the tiers hold less
+  // than bytes_min(); all arguments must outlive the cache.
   static Result<std::unique_ptr<KvCache>> create(CacheOptions options, tier::Tiers& tiers,
                                                  const kernels::Kernels& kernels,
                                                  Parallel& parallel, const Clock& clock);
@@ -78,7 +91,7 @@ class KvCache {
   // Tokens whose KV is complete.
   uint32_t length() const { return sequence_.length(); }
   std::span<const int32_t> tokens() const { return sequence_.tokens; }
-  uint32_t block_tokens() const { return layout_.block_tokens(); }
+  uint32_t block_tokens() const { return format_.block_tokens(); }
 
   // The step computes `tokens` at [position, position + tokens): either the next ones (position ==
   // length(), and there is no first_lost_group(): ask before each step, since reading ahead may
@@ -94,7 +107,8 @@ class KvCache {
 
   // Everything complete is on flash (the open group stays in memory).
   Result<void> flush();
-  // As flush(), with the open group parked on flash too, and all of it durable.
+  // As flush(), with what is still exact on flash too, and all of it durable: complete groups are
+  // sealed, the last one is parked as it is.
   Result<void> save();
 
   // What flash has of these tokens; nothing is read but metadata.
@@ -126,30 +140,46 @@ class KvCache {
   CacheStatistics statistics() const;
 
  private:
+  struct Sealing {
+    uint32_t group = 0;
+    uint32_t pages = 0;  // so many of its pages are to be sealed
+  };
   struct Step {
     uint32_t position = 0;
     std::vector<int32_t> tokens;
     StepKind kind = StepKind::kGeneration;
     bool recompute = false;
+    std::vector<Sealing> sealing = {};
     uint32_t end() const { return position + static_cast<uint32_t>(tokens.size()); }
   };
-  KvCache(CacheOptions options, kv::BlockLayout layout, tier::Tiers& tiers,
+  KvCache(CacheOptions options, kv::GroupLayout layout, tier::Tiers& tiers,
           const kernels::Kernels& kernels, Parallel& parallel, const Clock& clock);
 
-  uint32_t group_of(uint32_t position) const { return position / layout_.block_tokens(); }
+  uint32_t group_of(uint32_t position) const { return position / block_tokens(); }
   uint32_t groups_end() const { return group_of(step_.end() - 1) + 1; }
   // A unit is the span that attention takes as a whole: a block, or the blocks of one split.
   uint32_t groups_per_unit() const;
   uint32_t splits_per_unit() const;
   uint32_t first_split(uint32_t layer) const;  // that the running step sees
+  const kv::GroupLayout& layout() const { return format_.layout; }
   void plan();
+  void plan_sealing();
+  uint64_t bytes_to_open() const;
 
   bool cancelled() const {
     return options_.cancelled != nullptr && options_.cancelled->load(std::memory_order_relaxed);
   }
   Result<void> append(const LayerInput& input);
+  // Takes frames for what is to be filled, waiting for them where others are on their way.
+  Result<void> take_frame(FunctionRef<bool()> take);
   Result<void> open_block(uint32_t group, uint32_t layer);
   void store_page(const LayerInput& input, uint32_t page, uint32_t kv_head);
+  Result<void> seal(uint32_t layer, const Sealing& sealing);
+  void seal_page(uint32_t layer, uint32_t group, uint32_t page, uint32_t kv_head);
+  Result<void> seal_complete();
+  void restore_pages(uint32_t layer, uint32_t group, const Block& block, uint32_t first_page) const;
+  void restore_last_group();
+  bool reopen_block(uint32_t layer, uint32_t group, Block& block, uint32_t pages);
 
   Result<void> stream(const LayerInput& input);
   std::vector<uint32_t> take_ready(uint32_t layer, std::vector<uint32_t>& pending);
@@ -166,21 +196,22 @@ class KvCache {
   Result<void> verify(uint32_t layer, std::span<const uint32_t> units);
   bool verify_block(uint32_t layer, uint32_t group) const;
   void compute(uint32_t layer, std::span<const uint32_t> units);
+  void add_page(uint32_t layer, uint32_t page, uint32_t kv_head, kernels::SplitPages& pages) const;
   void release(uint32_t layer, std::span<const uint32_t> units);
   template <typename Visit>
   void for_each_block(uint32_t layer, std::span<const uint32_t> units, Visit visit);
   Error out_of_frames() const;
   bool in_memory(const Group& group) const;
-  bool reopen(uint32_t group);
+  bool reopen(uint32_t group, uint32_t tokens);
   void lose(uint32_t group);
   void drop_read_ahead();
   void drop_lost();
 
   CacheOptions options_;
-  kv::BlockLayout layout_;
-  kv::BlockHeader header_;  // of every block, but for its layer and tokens
+  GroupFormat format_;
   tier::Tiers& tiers_;
   const kernels::Kernels& kernels_;
+  const kernels::Codecs& codecs_;
   Parallel& parallel_;
   const Clock& clock_;
 

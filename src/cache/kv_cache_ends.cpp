@@ -8,37 +8,52 @@
 namespace hifc::cache {
 
 Result<void> KvCache::save() {
+  const auto sealed = seal_complete();
   const auto written = writer_.flush();
-  const auto parked = writer_.park();
+  restore_last_group();
+  const auto parked = sealed ? writer_.park() : sealed;
   const auto durable = tiers_.sync();
+  HIFC_TRY(sealed);
   HIFC_TRY(written);
   HIFC_TRY(parked);
   return durable;
 }
 
 StoredPrefix KvCache::find_stored(std::span<const int32_t> tokens, const Patience& patience) {
-  return find_stored_prefix(tiers_, header_, tokens, patience);
+  return find_stored_prefix(tiers_, format_, tokens, patience);
 }
 
 Result<LoadedGroup> KvCache::load(const StoredPrefix& prefix, uint32_t index,
                                   const Patience& patience) {
   const bool tail = index == prefix.groups();
-  kv::BlockHeader header = header_;
-  header.tokens.first_position = index * block_tokens();
-  header.tokens.token_count =
-      static_cast<uint16_t>(tail ? prefix.tail->stored_tokens : block_tokens());
-  return LoadedGroup::load(tiers_, tail ? prefix.tail->handle : prefix.handles[index], header,
-                           options_.prefetch.reads_in_flight, parallel_, patience);
+  const bool sealed = !tail || prefix.tail->stored_tokens == block_tokens();
+  const auto header_of = [&](uint32_t layer) {
+    return sealed ? format_.sealed_header(index, layer)
+                  : format_.exact_header(index, layer, prefix.tail->stored_tokens);
+  };
+  HIFC_ASSIGN(LoadedGroup group,
+              LoadedGroup::load(tiers_, tail ? prefix.tail->handle : prefix.handles[index],
+                                header_of, options_.prefetch.reads_in_flight, parallel_, patience));
+  for (uint32_t layer = 0; layer < layout().layers(); ++layer) {
+    Block& block = group.blocks()[layer];
+    if (sealed)
+      block.sealed_pages = layout().exact.pages();
+    else if (layout().sealed[layer].lossy())
+      std::swap(block.frame, block.exact);
+    if (tail && !reopen_block(layer, index, block, prefix.tail->valid_tokens / kv::kPageTokens))
+      return failure(Code::kFull, "no memory for a group that is stored");
+  }
+  return group;
 }
 
 uint64_t KvCache::bytes_to_read(const StoredPrefix& prefix) const {
-  uint64_t blocks = 0;
+  uint64_t bytes = 0;
   for (uint32_t layer = 0; layer < options_.shape.layers; ++layer) {
     const uint32_t first = placement_.first_visible_group(layer, prefix.tokens(block_tokens()));
-    blocks += prefix.groups() - std::min(prefix.groups(), first);
-    blocks += prefix.tail ? 1 : 0;  // which is loaded whole
+    for (uint32_t g = first; g < prefix.groups(); ++g) bytes += prefix.handles[g].lane_bytes(layer);
+    if (prefix.tail) bytes += prefix.tail->handle.lane_bytes(layer);  // which is loaded whole
   }
-  return blocks * layout_.block_bytes();
+  return bytes;
 }
 
 void KvCache::adopt(std::span<const int32_t> tokens, StoredPrefix prefix, Loaded loaded) {
@@ -65,10 +80,12 @@ bool KvCache::in_memory(const Group& group) const {
          });
 }
 
-// Makes a group that is wholly in memory one that takes tokens; true if it is.
-bool KvCache::reopen(uint32_t index) {
+// Makes a group that is wholly in memory one that takes tokens after `tokens`; true if it is.
+bool KvCache::reopen(uint32_t index, uint32_t tokens) {
   Group& group = sequence_.groups[index];
   if (!in_memory(group)) return false;
+  for (uint32_t layer = 0; layer < layout().layers(); ++layer)
+    if (!reopen_block(layer, index, group.blocks[layer], tokens / kv::kPageTokens)) return false;
   group.stage = Group::Stage::kOpen;
   group.handle = {};
   return true;
@@ -81,7 +98,8 @@ uint32_t KvCache::truncate(uint32_t length) {
   const uint32_t group = group_of(length);
   writer_.forget_from(group);
   residency_.drop_staged();
-  if (length % block_tokens() != 0 && !reopen(group)) length = group * block_tokens();
+  const uint32_t tokens = length % block_tokens();
+  if (tokens != 0 && !reopen(group, tokens)) length = group * block_tokens();
   while (sequence_.groups.size() * block_tokens() >= length + block_tokens()) {
     residency_.drop_group(sequence_.groups.back());
     sequence_.groups.pop_back();

@@ -190,7 +190,8 @@ TEST_F(KvCacheFault, ARunThatFailsOnceIsReadBlockByBlock) {
   ring.set_plan({.choose = [&](const io::Request& request) {
     size_t bytes = 0;
     for (const iovec& vector : request.vectors) bytes += vector.iov_len;
-    const bool run = request.operation == Operation::kRead && bytes > session.tiers->block_bytes();
+    const bool run =
+        request.operation == Operation::kRead && bytes > session.layout().exact.block_bytes();
     return run && !std::exchange(failed, true) ? Fault::kIoError : Fault::kNone;
   }});
   expect_good(session);

@@ -253,7 +253,7 @@ TEST(KvCache, TruncatesAndGrowsAgain) {
         std::copy_n(&expected[in.out_offset(layer, 0)], keep * in.q_row(),
                     &session.outputs[in.out_offset(layer, 0)]);
     }
-    EXPECT_EQ(session.tiers->free_frames(), session.tiers->frames());
+    EXPECT_TRUE(session.idle());
   }
 }
 
@@ -270,7 +270,7 @@ TEST(KvCache, AThousandPromptSwitchesStayWithinTheBudgets) {
   };
   for (uint32_t prompt = 0; prompt < 1000; ++prompt) {
     session.cache->truncate(0);
-    ASSERT_EQ(session.tiers->free_frames(), session.tiers->frames());
+    ASSERT_TRUE(session.idle());
     ASSERT_TRUE(session.advance(1 + prompt % 130, 64));
     ASSERT_TRUE(within(tier::Tier::kHot) && within(tier::Tier::kWarm) && within(tier::Tier::kCold));
   }
@@ -282,20 +282,22 @@ TEST(KvCache, FreesEveryFrameWhenDestroyed) {
   ASSERT_TRUE(session.open());
   ASSERT_TRUE(session.advance(in.length, 64));
   session.cache.reset();
-  EXPECT_EQ(session.tiers->free_frames(), session.tiers->frames());
+  EXPECT_TRUE(session.idle());
 }
 
 TEST(KvCache, RefusesWhatItCannotRun) {
   const Inputs in(kPlain, 64, 1);
   for (const uint32_t block_tokens : {192u, 320u, 384u, 4096u + 256u}) {
-    CacheSetup setup = in_memory(kPlain, 5000, block_tokens);
+    CacheSetup setup = in_memory(kPlain, 5000);
+    setup.block_tokens = block_tokens;
     const auto outcome = Session(in, setup).open();
     ASSERT_FALSE(outcome) << block_tokens;
     EXPECT_EQ(outcome.error().code, Code::kInvalid);
     EXPECT_NE(outcome.error().message().find(std::to_string(block_tokens)), std::string::npos);
   }
   CacheSetup setup = minimum(kPlain, 256, 1);
-  const uint32_t least = setup.warm_frames--;
+  const uint64_t least = KvCache::bytes_min(kv::GroupLayout::make(kPlain, 256).value());
+  --setup.warm_frames;
   const auto outcome = Session(in, setup).open();
   ASSERT_FALSE(outcome);
   EXPECT_EQ(outcome.error().code, Code::kInvalid);

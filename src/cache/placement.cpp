@@ -6,12 +6,18 @@
 
 namespace hifc::cache {
 
-Placement::Placement(const kv::ModelShape& shape, uint32_t block_tokens)
-    : shape_(shape), block_tokens_(block_tokens) {
+Placement::Placement(const kv::ModelShape& shape, const kv::GroupLayout& layout)
+    : shape_(shape), block_tokens_(layout.block_tokens()) {
   HIFC_CHECK(shape.window.size() == shape.layers);
-  for (uint32_t window : shape.window) {
-    full_rank_.push_back(full_layers_);
-    full_layers_ += window == 0 ? 1 : 0;
+  HIFC_CHECK(layout.layers() == shape.layers);
+  uint32_t full_layers = 0;
+  for (uint32_t layer = 0; layer < shape.layers; ++layer) {
+    const bool full = shape.window[layer] == 0;
+    block_bytes_.push_back(layout.sealed[layer].block_bytes());
+    block_bytes_max_ = std::max(block_bytes_max_, block_bytes_.back());
+    full_rank_.push_back(full_layers);
+    full_layers += full ? 1 : 0;
+    full_bytes_ += full ? block_bytes_.back() : 0;
   }
 }
 
@@ -26,34 +32,47 @@ uint32_t Placement::window_blocks(uint32_t layer, uint32_t groups) const {
   return groups - std::min(groups, first_visible_group(layer, length_ - 1));
 }
 
+// How many of the full-attention layers, from the first one on, have a block each in so many bytes.
+uint32_t Placement::layers_within(uint64_t bytes) const {
+  uint32_t count = 0;
+  for (uint32_t layer = 0; layer < shape_.layers; ++layer) {
+    if (shape_.window[layer] != 0) continue;
+    if (layer_bytes(layer) > bytes) break;
+    bytes -= layer_bytes(layer);
+    ++count;
+  }
+  return count;
+}
+
 void Placement::plan(const PlacementInput& input) {
   length_ = input.length;
   const uint32_t groups = (length_ + block_tokens_ - 1) / block_tokens_;
-  const auto spare = [&](uint32_t staging) {
-    const uint32_t reserved = input.open_frames + staging;
-    return input.frames > reserved ? input.frames - reserved : 0;
+  const auto spare = [&](uint64_t staging) {
+    const uint64_t reserved = input.open_bytes + staging;
+    return input.memory_bytes > reserved ? input.memory_bytes - reserved : 0;
   };
-  uint32_t window_need = 0;
+  uint64_t window_need = 0;
   for (uint32_t layer = 0; layer < shape_.layers; ++layer)
-    if (shape_.window[layer] != 0) window_need += window_blocks(layer, groups);
-  const uint32_t need = window_need + groups * full_layers_;
+    if (shape_.window[layer] != 0) window_need += window_blocks(layer, groups) * layer_bytes(layer);
+  const uint64_t need = window_need + groups * full_bytes_;
   // Where every block of every group has a frame there is nothing to evict; with windows, the
   // blocks that left the window go, and only the groups being filled come on top of what is needed.
-  if (need + input.open_frames <= input.frames || groups * shape_.layers <= input.frames) {
-    pinned_groups_ = groups, pinned_remainder_ = 0, window_pinned_ = true, staging_frames_ = 0;
+  if (need + input.open_bytes <= input.memory_bytes || input.all_bytes <= input.memory_bytes) {
+    pinned_groups_ = groups, pinned_remainder_ = 0, window_pinned_ = true, staging_bytes_ = 0;
     return;
   }
-  const uint32_t cold = need - std::min(need, spare(input.staging_min));
-  const uint32_t cold_per_layer = (cold + shape_.layers - 1) / shape_.layers;
+  const uint64_t block = block_bytes_max_;
+  const uint64_t cold = need - std::min(need, spare(input.staging_min_bytes));
+  const uint64_t cold_per_layer = (cold / shape_.layers + block - 1) / block * block;
   // More staging than a quarter of the memory would read ahead what could have stayed.
-  const uint32_t ahead = std::min(cold_per_layer * (input.prefetch_layers + 1), input.frames / 4);
-  staging_frames_ = std::max(input.staging_min, ahead);
-  uint32_t capacity = spare(staging_frames_);
+  const uint64_t most = input.memory_bytes / 4 / block * block;
+  const uint64_t ahead = std::min(cold_per_layer * (input.prefetch_layers + 1), most);
+  staging_bytes_ = std::max(input.staging_min_bytes, ahead);
+  uint64_t capacity = spare(staging_bytes_);
   window_pinned_ = window_need <= capacity;
-  if (window_pinned_) capacity -= window_need;
-  if (!window_pinned_) capacity = 0;
-  pinned_groups_ = full_layers_ == 0 ? 0 : capacity / full_layers_;
-  pinned_remainder_ = full_layers_ == 0 ? 0 : capacity % full_layers_;
+  capacity = window_pinned_ ? capacity - window_need : 0;
+  pinned_groups_ = full_bytes_ == 0 ? 0 : static_cast<uint32_t>(capacity / full_bytes_);
+  pinned_remainder_ = full_bytes_ == 0 ? 0 : layers_within(capacity % full_bytes_);
 }
 
 bool Placement::wanted(uint32_t group, uint32_t layer) const {

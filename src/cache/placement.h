@@ -10,45 +10,51 @@
 #include <cstdint>
 #include <vector>
 
+#include "kv/layout.h"
 #include "kv/shape.h"
 
 namespace hifc::cache {
 
 struct PlacementInput {
-  uint32_t frames = 0;       // memory frames in all
-  uint32_t open_frames = 0;  // kept for groups being filled or written
-  uint32_t staging_min = 0;  // frames without which streaming cannot go on
+  uint64_t memory_bytes = 0;
+  uint64_t open_bytes = 0;         // kept for groups being filled or written
+  uint64_t staging_min_bytes = 0;  // without which streaming cannot go on
+  uint64_t all_bytes = 0;          // of every block of every group
   uint32_t prefetch_layers = 1;
   uint32_t length = 0;  // tokens once the step is done
 };
 
 class Placement {
  public:
-  Placement(const kv::ModelShape& shape, uint32_t block_tokens);
+  Placement(const kv::ModelShape& shape, const kv::GroupLayout& layout);
 
   void plan(const PlacementInput& input);
 
   // Whether the block should stay in memory once its group is on flash.
   bool wanted(uint32_t group, uint32_t layer) const;
 
-  // Frames kept free for blocks read ahead; 0 when everything is wanted.
-  uint32_t staging_frames() const { return staging_frames_; }
+  // Kept free for blocks read ahead; 0 when everything is wanted.
+  uint64_t staging_bytes() const { return staging_bytes_; }
 
   // First group that a query at `position` sees in `layer`.
   uint32_t first_visible_group(uint32_t layer, uint32_t position) const;
 
  private:
   uint32_t window_blocks(uint32_t layer, uint32_t groups) const;
+  uint64_t layer_bytes(uint32_t layer) const { return block_bytes_[layer]; }
+  uint32_t layers_within(uint64_t bytes) const;
 
   kv::ModelShape shape_;
   uint32_t block_tokens_;
+  std::vector<uint64_t> block_bytes_;  // [layer]
+  uint64_t block_bytes_max_ = 0;
   std::vector<uint32_t> full_rank_;  // [layer] index among the full-attention layers
-  uint32_t full_layers_ = 0;
+  uint64_t full_bytes_ = 0;          // of a group in the full-attention layers
   uint32_t length_ = 0;
   uint32_t pinned_groups_ = 0;     // in every full-attention layer
   uint32_t pinned_remainder_ = 0;  // the first so many full layers hold one group more
   bool window_pinned_ = true;
-  uint32_t staging_frames_ = 0;
+  uint64_t staging_bytes_ = 0;
 };
 
 }  // namespace hifc::cache

@@ -7,10 +7,11 @@
 
 namespace hifc::cache {
 
-Prefetcher::Prefetcher(PrefetchOptions options, tier::Tiers& tiers, Sequence& sequence,
-                       Residency& residency, const Placement& placement)
+Prefetcher::Prefetcher(PrefetchOptions options, tier::Tiers& tiers, const kv::GroupLayout& layout,
+                       Sequence& sequence, Residency& residency, const Placement& placement)
     : options_(options),
       tiers_(tiers),
+      layout_(layout),
       sequence_(sequence),
       residency_(residency),
       placement_(placement) {}
@@ -42,7 +43,8 @@ bool Prefetcher::fetchable(uint32_t layer, uint32_t group) const {
 
 std::vector<uint32_t> Prefetcher::run_at(uint32_t layer, uint32_t group) const {
   std::vector<uint32_t> run = {group};
-  const auto longest = std::max<uint64_t>(1, options_.run_bytes_max / tiers_.block_bytes());
+  const auto longest =
+      std::max<uint64_t>(1, options_.run_bytes_max / layout_.sealed[layer].block_bytes());
   while (run.size() < longest) {
     const uint32_t next = run.back() + 1;
     if (next >= groups_end_ || !fetchable(layer, next)) break;
@@ -55,18 +57,17 @@ std::vector<uint32_t> Prefetcher::run_at(uint32_t layer, uint32_t group) const {
 bool Prefetcher::issue_at(uint32_t layer, uint32_t group) {
   std::vector<uint32_t> run = run_at(layer, group);
   size_t staged = 0;
-  while (staged < run.size() && residency_.stage(sequence_.groups[run[staged]].blocks[layer]))
-    ++staged;
+  while (staged < run.size() && residency_.stage(run[staged], layer)) ++staged;
   if (staged == 0) return false;
   run.resize(staged);
   return submit(layer, std::move(run));
 }
 
 bool Prefetcher::submit(uint32_t layer, std::vector<uint32_t> run) {
-  std::vector<flash::LaneRead> reads;
+  std::vector<tier::Tiers::FrameRead> reads;
   for (const uint32_t g : run)
-    reads.push_back({.handle = &sequence_.groups[g].handle,
-                     .memory = tiers_.data(sequence_.groups[g].blocks[layer].frame)});
+    reads.push_back(
+        {.handle = &sequence_.groups[g].handle, .frame = sequence_.groups[g].blocks[layer].frame});
   ++in_flight_;
   const auto done = [this, layer, run, current = epoch_, epoch = *epoch_](Result<void> outcome) {
     if (*current != epoch) return;

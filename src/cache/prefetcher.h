@@ -31,8 +31,8 @@ struct PrefetchStatistics {
 
 class Prefetcher {
  public:
-  Prefetcher(PrefetchOptions options, tier::Tiers& tiers, Sequence& sequence, Residency& residency,
-             const Placement& placement);
+  Prefetcher(PrefetchOptions options, tier::Tiers& tiers, const kv::GroupLayout& layout,
+             Sequence& sequence, Residency& residency, const Placement& placement);
   ~Prefetcher() { ++*epoch_; }
 
   // The step reads groups [0, groups_end) of each layer for queries at [position, position_end);
@@ -71,6 +71,7 @@ class Prefetcher {
 
   PrefetchOptions options_;
   tier::Tiers& tiers_;
+  const kv::GroupLayout& layout_;
   Sequence& sequence_;
   Residency& residency_;
   const Placement& placement_;

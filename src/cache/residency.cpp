@@ -1,29 +1,62 @@
 #include "cache/residency.h"
 
+#include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "base/check.h"
 
 namespace hifc::cache {
 
-bool Residency::open(Block& block) {
-  HIFC_CHECK(block.state == Block::State::kAbsent);
-  std::optional<tier::FrameId> frame = tiers_.acquire(tier::Tier::kWarm);
-  if (!frame && evict_one({})) frame = tiers_.acquire(tier::Tier::kWarm);
-  if (!frame) return false;
+std::optional<tier::FrameId> Residency::take(size_t bytes, tier::End end) {
+  auto frame = tiers_.acquire(tier::Tier::kWarm, bytes, end);
+  while (!frame && evict_one({})) frame = tiers_.acquire(tier::Tier::kWarm, bytes, end);
+  if (!frame) return std::nullopt;
   // Attention multiplies tokens it must not see by zero, so stale NaNs must not be there.
-  std::memset(tiers_.data(*frame), 0, tiers_.block_bytes());
-  block = {.state = Block::State::kResident, .frame = *frame};
-  if (expected_open_ > 0) --expected_open_;
+  std::memset(tiers_.data(*frame), 0, bytes);
+  expected_open_ -= std::min<uint64_t>(expected_open_, bytes);
+  return frame;
+}
+
+bool Residency::open(uint32_t group, uint32_t layer) {
+  Block& block = sequence_.groups[group].blocks[layer];
+  HIFC_CHECK(block.state == Block::State::kAbsent);
+  if (layout_.sealed[layer].lossy()) return open_exact(block);
+  const auto frame = take(layout_.exact.block_bytes(), tier::End::kLow);
+  if (frame) block = {.state = Block::State::kResident, .frame = *frame};
+  return frame.has_value();
+}
+
+bool Residency::open_exact(Block& block) {
+  HIFC_CHECK(block.exact == tier::kNoFrame);
+  const auto frame = take(layout_.exact.block_bytes(), tier::End::kHigh);
+  if (!frame) return false;
+  block.state = Block::State::kResident;
+  block.exact = *frame;
   return true;
 }
 
-bool Residency::stage(Block& block) {
+bool Residency::open_sealed(uint32_t group, uint32_t layer) {
+  Block& block = sequence_.groups[group].blocks[layer];
+  HIFC_CHECK(block.exact != tier::kNoFrame);
+  if (block.frame != tier::kNoFrame) return true;
+  const auto frame = take(layout_.sealed[layer].bytes_of(group), tier::End::kLow);
+  if (frame) block.frame = *frame;
+  return frame.has_value();
+}
+
+void Residency::close_exact(Block& block) {
+  release(block.exact);
+}
+
+bool Residency::stage(uint32_t group, uint32_t layer) {
+  Block& block = sequence_.groups[group].blocks[layer];
   HIFC_CHECK(block.state == Block::State::kAbsent);
-  if (tiers_.free_frames() <= expected_open_) return false;
-  const std::optional<tier::FrameId> frame = tiers_.acquire(tier::Tier::kWarm);
+  const size_t bytes = layout_.sealed[layer].bytes_of(group);
+  if (tiers_.free_bytes() < expected_open_ + bytes) return false;
+  const std::optional<tier::FrameId> frame = tiers_.acquire(tier::Tier::kWarm, bytes);
   if (!frame) return false;
-  block = {.state = Block::State::kLoading, .frame = *frame};
+  block = {.state = Block::State::kLoading, .frame = *frame, .sealed_pages = layout_.exact.pages()};
   return true;
 }
 
@@ -34,8 +67,8 @@ void Residency::used(uint32_t group, uint32_t layer) {
       !placement_.wanted(group, layer))
     return drop(block);
   if (block.state != Block::State::kStaged) return;
-  const uint32_t keep_free = placement_.staging_frames() + expected_open_;
-  if (placement_.wanted(group, layer) && tiers_.free_frames() >= keep_free) {
+  const uint64_t keep_free = placement_.staging_bytes() + expected_open_;
+  if (placement_.wanted(group, layer) && tiers_.free_bytes() >= keep_free) {
     block.state = Block::State::kResident;
     tiers_.promote(block.frame);
   } else {
@@ -54,8 +87,14 @@ void Residency::stored(uint32_t group, uint32_t layer) {
 void Residency::drop(Block& block) {
   if (block.state == Block::State::kAbsent) return;
   HIFC_CHECK(block.state != Block::State::kLoading);
-  tiers_.release(block.frame);
+  release(block.frame);
+  release(block.exact);
   block = {};
+}
+
+void Residency::release(tier::FrameId& frame) {
+  if (frame != tier::kNoFrame) tiers_.release(frame);
+  frame = tier::kNoFrame;
 }
 
 void Residency::drop_group(Group& group) {
@@ -83,9 +122,18 @@ void Residency::drop_staged() {
       if (block.state == Block::State::kStaged) drop(block);
 }
 
-void Residency::make_room(uint32_t frames, uint32_t layer, uint32_t first, uint32_t last) {
+void Residency::make_room(uint32_t layer, uint32_t first, uint32_t last) {
   const Kept kept{.layer = layer, .first_group = first, .last_group = last};
-  while (tiers_.free_frames() < frames && evict_one(kept)) continue;
+  std::vector<tier::FrameId> taken;
+  for (uint32_t g = first; g < last; ++g) {
+    if (sequence_.groups[g].blocks[layer].state != Block::State::kAbsent) continue;
+    const size_t bytes = layout_.sealed[layer].bytes_of(g);
+    auto frame = tiers_.acquire(tier::Tier::kWarm, bytes);
+    while (!frame && evict_one(kept)) frame = tiers_.acquire(tier::Tier::kWarm, bytes);
+    if (!frame) break;
+    taken.push_back(*frame);
+  }
+  for (const tier::FrameId frame : taken) tiers_.release(frame);
 }
 
 bool Residency::evict_one(Kept kept) {

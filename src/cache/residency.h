@@ -8,28 +8,35 @@
 #include "base/result.h"
 #include "cache/placement.h"
 #include "cache/sequence.h"
+#include "kv/layout.h"
 #include "tier/tiers.h"
 
 namespace hifc::cache {
 
 class Residency {
  public:
-  Residency(tier::Tiers& tiers, Sequence& sequence, Placement& placement)
-      : tiers_(tiers), sequence_(sequence), placement_(placement) {}
+  Residency(tier::Tiers& tiers, const kv::GroupLayout& layout, Sequence& sequence,
+            Placement& placement)
+      : tiers_(tiers), layout_(layout), sequence_(sequence), placement_(placement) {}
 
-  // Frames that the running step will still take for blocks it fills; reading ahead leaves them.
-  void expect_open(uint32_t frames) { expected_open_ = frames; }
+  // What the running step will still take for blocks it fills or seals; reading ahead leaves it.
+  void expect_open(uint64_t bytes) { expected_open_ = bytes; }
 
   // The layer that attention is at, or kNoLayer: its blocks stay where they are until used().
   static constexpr uint32_t kNoLayer = UINT32_MAX;
   void set_running(uint32_t layer) { running_ = layer; }
 
-  // A zeroed frame for a block about to be filled. Drops what the placement wants least when
-  // nothing is free; nothing when every frame is being filled, written or read right now.
-  bool open(Block& block);
+  // A zeroed frame for tokens of a block about to be filled. Drops what the placement wants least
+  // when nothing is free; nothing when every frame is being filled, written or read right now.
+  bool open(uint32_t group, uint32_t layer);
+  // The same for a block's sealed pages, or, in open_exact(), for those no longer sealed.
+  bool open_sealed(uint32_t group, uint32_t layer);
+  bool open_exact(Block& block);
+  // The block is sealed throughout.
+  void close_exact(Block& block);
 
   // A frame for a block to be read: only what is free, less what the step still has to fill.
-  bool stage(Block& block);
+  bool stage(uint32_t group, uint32_t layer);
 
   // After the block was used: stays if the placement wants it, else its frame is freed.
   void used(uint32_t group, uint32_t layer);
@@ -41,9 +48,9 @@ class Residency {
 
   // Frees every stored block that the placement no longer wants.
   void trim();
-  // Frees up to `frames` frames for groups [first, last) of one layer, at the cost of any other
+  // Makes room for the absent blocks of groups [first, last) of one layer, at the cost of any other
   // stored block; nothing may be in flight.
-  void make_room(uint32_t frames, uint32_t layer, uint32_t first, uint32_t last);
+  void make_room(uint32_t layer, uint32_t first, uint32_t last);
   // Frees blocks that were read ahead; none may be in flight.
   void drop_staged();
 
@@ -52,11 +59,14 @@ class Residency {
     uint32_t layer = 0, first_group = 0, last_group = 0;
   };
   bool evict_one(Kept kept);
+  std::optional<tier::FrameId> take(size_t bytes, tier::End end);
+  void release(tier::FrameId& frame);
 
   tier::Tiers& tiers_;
+  const kv::GroupLayout& layout_;
   Sequence& sequence_;
   Placement& placement_;
-  uint32_t expected_open_ = 0;
+  uint64_t expected_open_ = 0;
   uint32_t running_ = kNoLayer;
 };
 

@@ -24,14 +24,14 @@ struct Pins {
 
 class Finder {
  public:
-  Finder(tier::Tiers& tiers, const kv::BlockHeader& header, const Patience& patience)
-      : tiers_(tiers), header_(header), patience_(patience) {}
+  Finder(tier::Tiers& tiers, const GroupFormat& format, const Patience& patience)
+      : tiers_(tiers), format_(format), patience_(patience) {}
 
   StoredPrefix find(std::span<const int32_t> tokens) {
     StoredPrefix prefix;
     chain(tokens, prefix);
     pin_groups(prefix);
-    const auto rest = tokens.subspan(size_t{prefix.groups()} * header_.block_tokens);
+    const auto rest = tokens.subspan(size_t{prefix.groups()} * format_.block_tokens());
     if (rest.empty())
       reopen_last(prefix);
     else if (!patience_.over())
@@ -41,8 +41,8 @@ class Finder {
 
  private:
   void chain(std::span<const int32_t> tokens, StoredPrefix& prefix) const {
-    const uint32_t block = header_.block_tokens;
-    flash::Key key = kv::root_key(header_.model_fingerprint, block);
+    const uint32_t block = format_.block_tokens();
+    flash::Key key = kv::root_key(format_.base.model_fingerprint, block);
     for (size_t at = 0; at + block <= tokens.size(); at += block) {
       key = kv::next_key(key, tokens.subspan(at, block));
       if (!tiers_.store().contains(key)) return;
@@ -59,8 +59,10 @@ class Finder {
       if (!pin(prefix.keys[i], pins, i)) break;
     }
     while (pins->in_flight > 0 && wait()) continue;
-    const auto usable = [&](const flash::Handle& handle) { return tiers_.fits(handle); };
-    const auto end = std::ranges::find_if_not(pins->handles, usable);
+    auto end = pins->handles.begin();
+    while (end != pins->handles.end() &&
+           format_.fits_sealed(*end, static_cast<uint32_t>(end - pins->handles.begin())))
+      ++end;
     prefix.handles.assign(pins->handles.begin(), end);
     prefix.keys.resize(prefix.handles.size());
   }
@@ -87,12 +89,12 @@ class Finder {
     return false;
   }
 
-  // Tails of any length may be there: hashing every one costs microseconds.
+  // Tails of any length may be there.
   void find_tail(std::span<const int32_t> rest, StoredPrefix& prefix) {
-    const flash::Key previous = prefix.keys.empty()
-                                    ? kv::root_key(header_.model_fingerprint, header_.block_tokens)
-                                    : prefix.keys.back();
-    const size_t longest = std::min<size_t>(rest.size(), header_.block_tokens - 1);
+    const flash::Key previous =
+        prefix.keys.empty() ? kv::root_key(format_.base.model_fingerprint, format_.block_tokens())
+                            : prefix.keys.back();
+    const size_t longest = std::min<size_t>(rest.size(), format_.block_tokens() - 1);
     for (size_t count = longest; count > 0 && !patience_.over(); --count) {
       const auto valid = static_cast<uint32_t>(std::min(count, rest.size() - 1));
       const flash::Key key = kv::tail_key(previous, rest.first(count));
@@ -101,7 +103,7 @@ class Finder {
       pins->handles.resize(1);
       if (pin(key, pins, 0))
         while (pins->in_flight > 0 && wait()) continue;
-      if (!tiers_.fits(pins->handles.front())) continue;
+      if (!format_.fits_exact(pins->handles.front())) continue;
       prefix.tail = {.handle = std::move(pins->handles.front()),
                      .stored_tokens = static_cast<uint32_t>(count),
                      .valid_tokens = valid};
@@ -112,14 +114,14 @@ class Finder {
   void reopen_last(StoredPrefix& prefix) const {
     if (prefix.handles.empty()) return;
     prefix.tail = {.handle = std::move(prefix.handles.back()),
-                   .stored_tokens = header_.block_tokens,
-                   .valid_tokens = header_.block_tokens - 1};
+                   .stored_tokens = format_.block_tokens(),
+                   .valid_tokens = format_.block_tokens() - 1};
     prefix.handles.pop_back();
     prefix.keys.pop_back();
   }
 
   tier::Tiers& tiers_;
-  const kv::BlockHeader& header_;
+  const GroupFormat& format_;
   const Patience& patience_;
 };
 
@@ -130,33 +132,37 @@ struct Reads {
 
 }  // namespace
 
-StoredPrefix find_stored_prefix(tier::Tiers& tiers, const kv::BlockHeader& header,
+StoredPrefix find_stored_prefix(tier::Tiers& tiers, const GroupFormat& format,
                                 std::span<const int32_t> tokens, const Patience& patience) {
   if (!tiers.has_cold()) return {};
-  return Finder(tiers, header, patience).find(tokens);
+  return Finder(tiers, format, patience).find(tokens);
 }
 
 Result<LoadedGroup> LoadedGroup::load(tier::Tiers& tiers, const flash::Handle& handle,
-                                      kv::BlockHeader header, uint32_t reads_in_flight,
+                                      HeaderOf header_of, uint32_t reads_in_flight,
                                       Parallel& parallel, const Patience& patience) {
   LoadedGroup group(tiers);
-  HIFC_TRY(group.acquire(handle.lanes()));
+  HIFC_TRY(group.acquire(handle));
   const uint64_t start_ns = patience.clock->now_ns();
   auto outcome = group.read(handle, reads_in_flight, patience);
   group.read_ns_ = patience.clock->now_ns() - start_ns;
   if (!outcome && outcome.error().code == Code::kIo) tiers.store().quarantine(handle);
   HIFC_TRY(outcome);
-  HIFC_TRY(group.verify(handle, header, parallel));
+  HIFC_TRY(group.verify(handle, header_of, parallel));
   return group;
 }
 
 LoadedGroup::~LoadedGroup() {
-  for (const Block& block : blocks_) tiers_.release(block.frame);
+  for (const Block& block : blocks_) {
+    tiers_.release(block.frame);
+    if (block.exact != tier::kNoFrame) tiers_.release(block.exact);
+  }
 }
 
-Result<void> LoadedGroup::acquire(uint32_t layers) {
-  while (blocks_.size() < layers) {
-    const auto frame = tiers_.acquire(tier::Tier::kWarm);
+Result<void> LoadedGroup::acquire(const flash::Handle& handle) {
+  while (blocks_.size() < handle.lanes()) {
+    const auto layer = static_cast<uint32_t>(blocks_.size());
+    const auto frame = tiers_.acquire(tier::Tier::kWarm, handle.lane_bytes(layer));
     if (!frame) return failure(Code::kFull, "no memory for a group that is stored");
     blocks_.push_back({.state = Block::State::kResident, .frame = *frame});
   }
@@ -169,7 +175,7 @@ Result<void> LoadedGroup::read(const flash::Handle& handle, uint32_t reads_in_fl
   uint32_t next = 0;
   const auto issue = [&]() -> Result<void> {
     for (; next < blocks_.size() && reads->in_flight < reads_in_flight; ++next) {
-      const flash::LaneRead lane{.handle = &handle, .memory = tiers_.data(blocks_[next].frame)};
+      const tier::Tiers::FrameRead lane{.handle = &handle, .frame = blocks_[next].frame};
       ++reads->in_flight;
       auto accepted = tiers_.load(next, {&lane, 1}, [reads](Result<void> outcome) {
         --reads->in_flight;
@@ -191,15 +197,13 @@ Result<void> LoadedGroup::read(const flash::Handle& handle, uint32_t reads_in_fl
   return reads->outcome;
 }
 
-Result<void> LoadedGroup::verify(const flash::Handle& handle, kv::BlockHeader header,
+Result<void> LoadedGroup::verify(const flash::Handle& handle, HeaderOf header_of,
                                  Parallel& parallel) {
   std::vector<uint8_t> good(blocks_.size());
   parallel.run(static_cast<uint32_t>(blocks_.size()), [&](uint32_t layer, uint32_t) {
-    kv::BlockHeader expected = header;
-    expected.layer = layer;
     const auto bytes = tiers_.span(blocks_[layer].frame);
     good[layer] = tiers_.store().verify(handle, layer, bytes) &&
-                  kv::check_header(expected, bytes).has_value();
+                  kv::check_header(header_of(layer), bytes).has_value();
   });
   if (std::ranges::all_of(good, [](uint8_t each) { return each != 0; })) return {};
   tiers_.store().quarantine(handle);

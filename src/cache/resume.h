@@ -10,8 +10,10 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/function_ref.h"
 #include "base/parallel.h"
 #include "base/result.h"
+#include "cache/group_format.h"
 #include "cache/residency.h"
 #include "cache/sequence.h"
 #include "flash/store.h"
@@ -56,34 +58,36 @@ struct Patience {
   }
 };
 
-// The longest stored prefix of `tokens` under `header`'s model, pinned: full groups up to the first
+// The longest stored prefix of `tokens` under `format`'s model, pinned: full groups up to the first
 // that is missing, then the longest tail. At least one token is left to be computed, so that there
 // are logits.
-StoredPrefix find_stored_prefix(tier::Tiers& tiers, const kv::BlockHeader& header,
+StoredPrefix find_stored_prefix(tier::Tiers& tiers, const GroupFormat& format,
                                 std::span<const int32_t> tokens, const Patience& patience);
 
 // Blocks of a group read from flash into frames of their own, all of them verified. Until take()
 // they belong to this object, and no sequence knows of them.
 class LoadedGroup {
  public:
-  // `header` is what the blocks must carry, whatever the layer. kFull without frames, kCorrupt when
-  // the bytes are damaged (the value is then quarantined), kIo, kTimeout, kCancelled.
+  // `header_of` gives what the block of a layer must carry. kFull without frames, kCorrupt when the
+  // bytes are damaged (the value is then quarantined), kIo, kTimeout, kCancelled.
+  using HeaderOf = FunctionRef<kv::BlockHeader(uint32_t layer)>;
   static Result<LoadedGroup> load(tier::Tiers& tiers, const flash::Handle& handle,
-                                  kv::BlockHeader header, uint32_t reads_in_flight,
-                                  Parallel& parallel, const Patience& patience);
+                                  HeaderOf header_of, uint32_t reads_in_flight, Parallel& parallel,
+                                  const Patience& patience);
   LoadedGroup(LoadedGroup&& other) noexcept = default;
   LoadedGroup& operator=(LoadedGroup&&) = delete;
   ~LoadedGroup();
 
-  std::vector<Block> take() { return std::move(blocks_); }  // [layer]
-  uint64_t read_ns() const { return read_ns_; }             // what the drive took
+  std::vector<Block>& blocks() { return blocks_; }  // [layer], each in its `frame`
+  std::vector<Block> take() { return std::move(blocks_); }
+  uint64_t read_ns() const { return read_ns_; }  // what the drive took
 
  private:
   explicit LoadedGroup(tier::Tiers& tiers) : tiers_(tiers) {}
-  Result<void> acquire(uint32_t layers);
+  Result<void> acquire(const flash::Handle& handle);
   Result<void> read(const flash::Handle& handle, uint32_t reads_in_flight,
                     const Patience& patience);
-  Result<void> verify(const flash::Handle& handle, kv::BlockHeader header, Parallel& parallel);
+  Result<void> verify(const flash::Handle& handle, HeaderOf header_of, Parallel& parallel);
 
   tier::Tiers& tiers_;
   std::vector<Block> blocks_;

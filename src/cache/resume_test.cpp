@@ -180,7 +180,7 @@ TEST_F(Resume, GroupsThatAreStoredAreNotWrittenAgain) {
   ASSERT_TRUE(session.cache->save());
   // One group more, and the tail.
   EXPECT_EQ(session.tiers->store().statistics().payload_bytes_put,
-            2 * kShape.layers * session.layout().block_bytes());
+            2 * session.layout().exact_bytes());
 }
 
 TEST_F(Resume, AStoredGroupThatCannotBePinnedIsWritten) {
@@ -198,7 +198,7 @@ TEST_F(Resume, AStoredGroupThatCannotBePinnedIsWritten) {
   ASSERT_TRUE(session.cache->flush());
   failing = false;
   EXPECT_EQ(session.tiers->store().statistics().payload_bytes_put,
-            5 * kShape.layers * session.layout().block_bytes());
+            5 * session.layout().exact_bytes());
   expect_right_rest(session);
 }
 
@@ -241,7 +241,7 @@ TEST_F(Resume, ATailThatFailsHalfWayLeavesNothingBehind) {
         return request.operation == Operation::kRead && ++read == failing ? fault : Fault::kNone;
       }});
       EXPECT_FALSE(session.cache->load(prefix, 1, patience(session)));
-      EXPECT_EQ(session.tiers->free_frames(), session.tiers->frames());
+      EXPECT_TRUE(session.idle());
       prefix = {};
       EXPECT_EQ(session.cache->length(), 0u);
       EXPECT_EQ(session.resume(kLength), 64u);  // the damaged tail is not found any more
@@ -328,11 +328,12 @@ TEST_F(LateDevice, ThatHangsBecomesAMissAndItsFramesComeBackLater) {
   ASSERT_FALSE(tail);
   EXPECT_EQ(tail.error().code, Code::kTimeout);
   EXPECT_EQ(session.tiers->condemned_frames(), kShape.layers);
-  EXPECT_EQ(session.tiers->free_frames(), session.tiers->frames() - kShape.layers);
+  EXPECT_EQ(session.tiers->free_bytes(),
+            session.tiers->memory_bytes() - session.layout().exact_bytes());
   prefix = {};
   work_again(session);
   EXPECT_EQ(session.tiers->condemned_frames(), 0u);
-  EXPECT_EQ(session.tiers->free_frames(), session.tiers->frames());
+  EXPECT_TRUE(session.idle());
   EXPECT_EQ(session.resume(kLength), 300u);
   expect_right_rest(session);
 }
@@ -352,7 +353,7 @@ TEST_F(LateDevice, ThatStallsAStepIsGivenUpAndTheRestIsComputed) {
   session.cache->limit_stall(UINT64_MAX);
   EXPECT_GT(session.tiers->condemned_frames(), 0u);
   work_again(session);
-  EXPECT_EQ(session.tiers->free_frames(), session.tiers->frames());
+  EXPECT_TRUE(session.idle());
   expect_right_rest(session);
 }
 
@@ -396,7 +397,7 @@ TEST_F(Resume, CutsToAnyLengthAndGrowsAgain) {
     ASSERT_TRUE(session.open());
     ASSERT_EQ(session.resume(kLength), 300u);
     for (const uint32_t keep : {290u, 257u, 200u, 130u, 64u, 3u}) {
-      SCOPED_TRACE(fmt::format("{} of {} frames", keep, session.tiers->frames()));
+      SCOPED_TRACE(fmt::format("{} of {} bytes", keep, session.tiers->memory_bytes()));
       const uint32_t length = session.cache->truncate(keep);
       EXPECT_LE(length, keep);
       EXPECT_GE(length, keep / kBlock * kBlock);

@@ -18,7 +18,15 @@ struct Block {
     kResident,  // in `frame`, good to use
   };
   State state = State::kAbsent;
-  tier::FrameId frame = tier::kNoFrame;
+  tier::FrameId frame = tier::kNoFrame;  // as it is on flash
+  // In a lossy layer, before it is sealed: all pages in F16. The first `sealed_pages` of them are
+  // in `frame` too and used from there.
+  tier::FrameId exact = tier::kNoFrame;
+  uint32_t sealed_pages = 0;
+
+  bool is_exact(uint32_t page) const { return exact != tier::kNoFrame && page >= sealed_pages; }
+  // Where new tokens go.
+  tier::FrameId open_frame() const { return exact != tier::kNoFrame ? exact : frame; }
 };
 
 // One token span x all layers: the unit of key, commit and eviction from flash.

@@ -35,6 +35,7 @@ struct TieredAttention::Scratch {
 TieredAttention::TieredAttention(const kernels::Kernels& kernels, const kv::ModelShape& shape,
                                  Parallel& parallel)
     : kernels_(kernels),
+      codecs_(**kernels::codecs_for(kernels.isa)),
       shape_(shape),
       parallel_(parallel),
       group_size_(shape.query_heads / shape.kv_heads) {
@@ -93,6 +94,7 @@ void TieredAttention::begin(const LayerInput& input, const Span& span) {
   input_ = input;
   head_ = {.head_dim = shape_.head_dim, .scale = input.scale, .softcap = input.softcap};
   kind_ = span.kind;
+  layer_codecs_ = span.codecs;
   position_ = span.position, tokens_ = span.tokens, rows_ = span.tokens * group_size_;
   window_ = shape_.window[input.layer];
   first_split_ = span.first_split, last_split_ = span.last_split;
@@ -118,6 +120,10 @@ void TieredAttention::pack_rows(uint32_t kv_head, uint32_t first, uint32_t count
     float* target = q_.data() + (size_t{kv_head} * rows_ + row) * shape_.head_dim;
     std::memcpy(target, source, shape_.head_dim * sizeof(float));
   }
+  // Rotating both keeps their dot products.
+  if (kv::rotates(layer_codecs_.k))
+    codecs_.rotate(shape_.head_dim, count,
+                   q_.data() + (size_t{kv_head} * rows_ + first) * shape_.head_dim);
 }
 
 void TieredAttention::row_ranges(uint32_t split, uint32_t first, uint32_t count, uint32_t* begin,
@@ -215,6 +221,8 @@ void TieredAttention::write_out(uint32_t kv_head, uint32_t first, uint32_t count
     float* out =
         input_.out + (size_t{token} * shape_.query_heads + kv_head * group_size_) * shape_.head_dim;
     kernels_.finish(shape_.head_dim, group_size_, from, out, shape_.head_dim);
+    // The rotation is its own inverse.
+    if (kv::rotates(layer_codecs_.v)) codecs_.rotate(shape_.head_dim, group_size_, out);
   }
 }
 

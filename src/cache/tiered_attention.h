@@ -17,6 +17,7 @@
 #include "base/function_ref.h"
 #include "base/parallel.h"
 #include "kernels/attention.h"
+#include "kernels/codec.h"
 #include "kv/layout.h"
 #include "kv/shape.h"
 
@@ -51,6 +52,7 @@ class TieredAttention {
     StepKind kind = StepKind::kGeneration;
     uint32_t position = 0, tokens = 0;  // queries at [position, position + tokens)
     uint32_t first_split = 0, last_split = 0;
+    kv::LayerCodecs codecs;  // of the layer: K and V that they rotate are rotated in all pages
   };
   // Splits [first, last) will come.
   void begin(const LayerInput& input, const Span& span);
@@ -78,6 +80,7 @@ class TieredAttention {
   uint32_t scratch_rows() const;  // the most of one kernel call
 
   const kernels::Kernels& kernels_;
+  const kernels::Codecs& codecs_;
   kv::ModelShape shape_;
   Parallel& parallel_;
   uint32_t group_size_;  // query heads per KV head
@@ -88,6 +91,7 @@ class TieredAttention {
   uint32_t first_split_ = 0, last_split_ = 0;
   bool few_ = true;
   StepKind kind_ = StepKind::kGeneration;
+  kv::LayerCodecs layer_codecs_;
   bool fresh_ = true;  // no wave has been merged yet
 
   std::vector<float> q_;         // [kv_head][row][head_dim]; row = token * group_size + query head

@@ -9,6 +9,7 @@
 
 #include "base/units.h"
 #include "cache/kv_cache.h"
+#include "engine/policy.h"
 #include "tier/tiers.h"
 
 namespace hifc::engine {
@@ -60,16 +61,19 @@ uint64_t flash_bytes_for(uint64_t need, uint64_t group_bytes) {
 
 class Planner {
  public:
-  Planner(const Config& config, const kv::ModelShape& shape) : config_(config), shape_(shape) {}
+  Planner(const Config& config, const kv::ModelShape& shape, const kv::CodecPolicy& codecs)
+      : config_(config), shape_(shape), codecs_(codecs) {}
 
   Result<Budget> plan(uint32_t model_context) {
     HIFC_TRY(plan_context(model_context));
     HIFC_ASSIGN(const uint32_t tokens, block_tokens(config_, shape_));
-    HIFC_ASSIGN(budget_.layout, kv::BlockLayout::make(shape_, tokens));
-    block_bytes_ = budget_.layout.block_bytes();
-    budget_.group_bytes = block_bytes_ * shape_.layers;
-    const uint64_t groups = (budget_.context_tokens + tokens - 1) / tokens;
-    budget_.kv_bytes_at_limit = groups * budget_.group_bytes;
+    HIFC_ASSIGN(budget_.layout, kv::GroupLayout::make(shape_, tokens, codecs_));
+    block_bytes_ = budget_.layout.block_bytes_max();
+    budget_.group_bytes = budget_.layout.sealed_bytes();
+    const uint32_t groups = (budget_.context_tokens + tokens - 1) / tokens;
+    budget_.kv_bytes_at_limit = budget_.layout.sealed_bytes(groups);
+    budget_.memory_bytes_at_limit = round_up(
+        cache::KvCache::bytes_for_all(budget_.layout, budget_.context_tokens, wanted_ubatch()));
     plan_flash();
     plan_hot();
     plan_warm();
@@ -102,103 +106,121 @@ class Planner {
     uint64_t hot = UINT64_MAX;
     if (config_.hot_cache_size) hot = *config_.hot_cache_size;
     if (config_.hot_cache_ratio) {
-      const double share = *config_.hot_cache_ratio * static_cast<double>(blocks_at_limit());
-      hot = std::min(hot, static_cast<uint64_t>(std::llround(share)) * block_bytes_);
+      const double blocks = static_cast<double>(budget_.kv_bytes_at_limit) /
+                            static_cast<double>(block_bytes_) * *config_.hot_cache_ratio;
+      hot = std::min(hot, static_cast<uint64_t>(std::llround(blocks)) * block_bytes_);
     }
-    if (hot == UINT64_MAX) hot = std::min(budget_.kv_bytes_at_limit, physical_memory_bytes() / 2);
+    const uint64_t most = budget_.memory_bytes_at_limit;
+    if (hot == UINT64_MAX) hot = std::min(most, physical_memory_bytes() / 2);
     // More than the longest context's KV would never be used.
-    budget_.hot_bytes = std::min(hot, budget_.kv_bytes_at_limit);
+    budget_.hot_bytes = std::min(hot, most);
   }
 
   // Automatic: what streaming needs over flash, and whatever hot does not hold without flash.
   void plan_warm() {
     if (config_.warm_cache_size) {
-      const uint64_t open = uint64_t{2} * budget_.kv_bytes_at_limit + least_frames() * block_bytes_;
-      budget_.warm_bytes = std::min(*config_.warm_cache_size, open);
+      budget_.warm_bytes = std::min(*config_.warm_cache_size,
+                                    2 * budget_.memory_bytes_at_limit + round_up(least_bytes()));
       return;
     }
-    const uint64_t cold =
-        budget_.kv_bytes_at_limit - std::min(budget_.kv_bytes_at_limit, budget_.hot_bytes);
+    const auto beyond_hot = [&](uint64_t bytes) {
+      return bytes - std::min(bytes, budget_.hot_bytes);
+    };
     if (!budget_.flash) {
-      budget_.warm_bytes = cold;
+      budget_.warm_bytes = beyond_hot(budget_.memory_bytes_at_limit);
       return;
     }
-    const uint64_t ubatch = config_.ubatch != 0 ? config_.ubatch : kDefaultUbatch;
-    const uint64_t open = cache::KvCache::frames_for_ubatch(shape_, budget_.layout.block_tokens(),
-                                                            static_cast<uint32_t>(ubatch));
-    const uint64_t cold_per_layer = cold / block_bytes_ / shape_.layers + 1;
-    const uint64_t ahead =
-        std::min<uint64_t>(cold_per_layer * (config_.prefetch_window + 1), blocks_at_limit() / 4);
-    const uint64_t hot_frames = budget_.hot_bytes / block_bytes_;
-    const uint64_t least = least_frames() - std::min(least_frames(), hot_frames);
-    budget_.warm_bytes = std::max(open + (cold > 0 ? ahead : 0), least) * block_bytes_;
+    const uint64_t open = cache::KvCache::bytes_for_ubatch(budget_.layout, wanted_ubatch());
+    const uint64_t cold = beyond_hot(budget_.kv_bytes_at_limit);
+    const uint64_t block = sealed_block_bytes_max();
+    const uint64_t cold_per_layer = (cold / block / shape_.layers + 1) * block;
+    const uint64_t ahead = std::min(cold_per_layer * (config_.prefetch_window + 1),
+                                    budget_.kv_bytes_at_limit / 4 / block * block);
+    const uint64_t least = beyond_hot(least_bytes());
+    budget_.warm_bytes = round_up(std::max(open + (cold > 0 ? ahead : 0), least));
+  }
+
+  uint32_t wanted_ubatch() const { return config_.ubatch != 0 ? config_.ubatch : kDefaultUbatch; }
+  // Of the tiers' budgets only whole multiples of the longest block count.
+  uint64_t round_up(uint64_t bytes) const {
+    return (bytes + block_bytes_ - 1) / block_bytes_ * block_bytes_;
+  }
+  uint64_t usable_bytes() const {
+    return (budget_.hot_bytes / block_bytes_ + budget_.warm_bytes / block_bytes_) * block_bytes_;
+  }
+  uint64_t sealed_block_bytes_max() const {
+    size_t most = 0;
+    for (const kv::BlockLayout& layout : budget_.layout.sealed)
+      most = std::max(most, layout.block_bytes());
+    return most;
   }
 
   // Small groups are written several at a time, so that writes reach 4 MiB: those wait in memory
   // while the next one is filled.
-  uint64_t least_frames() const {
-    return cache::KvCache::frames_min(shape_, budget_.layout.block_tokens()) +
-           uint64_t{waiting_groups() - 1} * shape_.layers;
+  uint64_t least_bytes() const {
+    return cache::KvCache::bytes_min(budget_.layout) + (waiting_groups() - 1) * budget_.group_bytes;
   }
   uint32_t waiting_groups() const {
-    return tier::Tiers::groups_per_write_min(block_bytes_, shape_.layers);
+    return tier::groups_per_write_min(budget_.group_bytes, shape_.layers);
   }
 
   Result<void> check_minimum() const {
     if (!budget_.flash) return {};
-    const uint64_t frames = budget_.hot_bytes / block_bytes_ + budget_.warm_bytes / block_bytes_;
-    const uint64_t least = least_frames();
-    if (frames >= least) return {};
+    const uint64_t least = least_bytes();
+    if (usable_bytes() >= least) return {};
     return failure(
         Code::kInvalid,
         fmt::format("hot_cache_size {} + warm_cache_size {} is below the minimum of {} for this "
                     "model: {} groups of {} tokens being filled or written, and one layer in "
                     "flight",
                     format_size(budget_.hot_bytes), format_size(budget_.warm_bytes),
-                    format_size((least + 1) * block_bytes_), 1 + waiting_groups(),
+                    format_size(round_up(least) + block_bytes_), 1 + waiting_groups(),
                     budget_.layout.block_tokens()));
   }
 
   // The largest chunk up to the default whose groups the memory holds while past blocks stream.
   void plan_ubatch() {
-    const uint32_t tokens = budget_.layout.block_tokens();
-    const uint64_t frames = budget_.hot_bytes / block_bytes_ + budget_.warm_bytes / block_bytes_;
-    uint32_t ubatch = config_.ubatch != 0 ? config_.ubatch : kDefaultUbatch;
+    uint32_t ubatch = wanted_ubatch();
     while (budget_.flash && ubatch > 64 &&
-           cache::KvCache::frames_for_ubatch(shape_, tokens, ubatch) > frames)
+           cache::KvCache::bytes_for_ubatch(budget_.layout, ubatch) > usable_bytes())
       ubatch /= 2;
     budget_.ubatch_tokens = std::min(ubatch, std::max(64u, budget_.context_tokens));
   }
 
-  uint64_t blocks_at_limit() const { return budget_.kv_bytes_at_limit / block_bytes_; }
-
   const Config& config_;
   const kv::ModelShape& shape_;
-  uint64_t block_bytes_ = 0;
+  const kv::CodecPolicy& codecs_;
+  uint64_t block_bytes_ = 0;  // of the longest block
   Budget budget_;
 };
 
 }  // namespace
 
 Result<Budget> plan_budget(const Config& config, const kv::ModelShape& shape,
-                           uint32_t model_context) {
-  return Planner(config, shape).plan(model_context);
+                           const kv::CodecPolicy& codecs, uint32_t model_context) {
+  return Planner(config, shape, codecs).plan(model_context);
+}
+
+Result<Budget> plan_budget(const Config& config, const Model& model) {
+  HIFC_ASSIGN(const kv::CodecPolicy codecs, resolve_policy(config.policy, model));
+  return plan_budget(config, model.shape(), codecs, model.context_tokens());
 }
 
 Result<void> check_fits(const Budget& budget, uint64_t tokens) {
-  const uint64_t groups =
-      (tokens + budget.layout.block_tokens() - 1) / budget.layout.block_tokens();
-  const uint64_t memory_groups = (budget.hot_bytes + budget.warm_bytes) / budget.group_bytes;
-  const uint64_t need = groups * budget.group_bytes;
-  if (groups <= memory_groups) return {};
+  const uint64_t block_tokens = budget.layout.block_tokens();
+  const auto groups = static_cast<uint32_t>((tokens + block_tokens - 1) / block_tokens);
+  const uint64_t need = budget.layout.sealed_bytes(groups);
+  const uint64_t need_memory = cache::KvCache::bytes_for_all(
+      budget.layout, static_cast<uint32_t>(tokens), budget.ubatch_tokens);
+  const uint64_t memory = budget.hot_bytes + budget.warm_bytes;
+  if (need_memory <= memory) return {};
   if (!budget.flash)
     return failure(
         Code::kInvalid,
         fmt::format("{} tokens need {} of KV, but hot_cache_size {} + warm_cache_size {} "
                     "hold {} and there is no flash tier (flash_path)",
-                    tokens, format_size(need), format_size(budget.hot_bytes),
-                    format_size(budget.warm_bytes),
-                    format_size(memory_groups * budget.group_bytes)));
+                    tokens, format_size(need_memory), format_size(budget.hot_bytes),
+                    format_size(budget.warm_bytes), format_size(memory)));
   const uint64_t flash_need = flash_bytes_for(need, budget.group_bytes);
   if (flash_need <= budget.flash_bytes) return {};
   return failure(Code::kInvalid,
@@ -206,14 +228,12 @@ Result<void> check_fits(const Budget& budget, uint64_t tokens) {
                              format_size(flash_need), format_size(budget.flash_bytes)));
 }
 
-uint32_t next_ubatch(const ChunkOutcome& outcome, const kv::ModelShape& shape,
-                     uint32_t block_tokens) {
+uint32_t next_ubatch(const ChunkOutcome& outcome, const kv::GroupLayout& layout) {
   const uint32_t larger = 2 * outcome.ubatch_tokens;
   const bool waits = static_cast<double>(outcome.stall_ns) >
                      kStallShareToGrow * static_cast<double>(outcome.chunk_ns);
-  const bool allowed =
-      larger <= kUbatchMax && outcome.length % larger == 0 &&
-      cache::KvCache::frames_for_ubatch(shape, block_tokens, larger) <= outcome.frames;
+  const bool allowed = larger <= kUbatchMax && outcome.length % larger == 0 &&
+                       cache::KvCache::bytes_for_ubatch(layout, larger) <= outcome.memory_bytes;
   return waits && allowed ? larger : outcome.ubatch_tokens;
 }
 

@@ -7,13 +7,14 @@
 
 #include "base/config.h"
 #include "base/result.h"
+#include "engine/model.h"
 #include "kv/layout.h"
 #include "kv/shape.h"
 
 namespace hifc::engine {
 
 struct Budget {
-  kv::BlockLayout layout;
+  kv::GroupLayout layout;
   uint32_t context_tokens = 0;  // the context limit
   uint32_t ubatch_tokens = 0;   // tokens of a prefill chunk, to begin with
   uint64_t hot_bytes = 0;
@@ -22,13 +23,18 @@ struct Budget {
   std::string flash_path;
   uint64_t flash_bytes = 0;
 
-  uint64_t group_bytes = 0;  // memory and flash bytes of one group
+  uint64_t group_bytes = 0;  // memory and flash bytes of one sealed group
   uint64_t kv_bytes_at_limit = 0;
+  // What holds all of that, with the newest tokens still exact.
+  uint64_t memory_bytes_at_limit = 0;
 };
 
-// `model_context` is what the model was trained for.
+// `codecs`: of each layer, or none where all are F16. `model_context` is what the model was trained
+// for.
 Result<Budget> plan_budget(const Config& config, const kv::ModelShape& shape,
-                           uint32_t model_context);
+                           const kv::CodecPolicy& codecs, uint32_t model_context);
+// For the codecs that `config` names.
+Result<Budget> plan_budget(const Config& config, const Model& model);
 
 // kInvalid, naming what would be enough, when `tokens` of KV fit neither in memory nor on flash.
 Result<void> check_fits(const Budget& budget, uint64_t tokens);
@@ -36,16 +42,15 @@ Result<void> check_fits(const Budget& budget, uint64_t tokens);
 // Where prefill stands after a chunk.
 struct ChunkOutcome {
   uint32_t ubatch_tokens = 0;
-  uint32_t length = 0;    // tokens done
-  uint64_t chunk_ns = 0;  // the chunk's time
-  uint64_t stall_ns = 0;  // of it, waiting for flash
-  uint32_t frames = 0;    // memory blocks in all
+  uint32_t length = 0;        // tokens done
+  uint64_t chunk_ns = 0;      // the chunk's time
+  uint64_t stall_ns = 0;      // of it, waiting for flash
+  uint64_t memory_bytes = 0;  // hot and warm together
 };
 
 // Tokens of the next chunk: twice as many while more than a tenth of the time goes into waiting for
 // flash, so that re-reading the past hides behind more computation; as many as before where the
 // memory or the chunk grid (chunks begin at multiples of their size) does not allow it, or 4,096.
-uint32_t next_ubatch(const ChunkOutcome& outcome, const kv::ModelShape& shape,
-                     uint32_t block_tokens);
+uint32_t next_ubatch(const ChunkOutcome& outcome, const kv::GroupLayout& layout);
 
 }  // namespace hifc::engine

@@ -22,12 +22,16 @@ kv::ModelShape shape() {
 constexpr uint64_t kBlockBytes = 256 * 1024 + 4096;
 
 // What check_minimum() asks for: groups of 2 MiB are written two at a time.
-uint64_t least_bytes() {
-  return (cache::KvCache::frames_min(shape(), 256) + 8) * kBlockBytes;
+kv::GroupLayout layout() {
+  return kv::GroupLayout::make(shape(), 256).value();
 }
 
-Result<Budget> plan(const Config& config) {
-  return plan_budget(config, shape(), kModelContext);
+uint64_t least_bytes() {
+  return cache::KvCache::bytes_min(layout()) + layout().exact_bytes();
+}
+
+Result<Budget> plan(const Config& config, const kv::CodecPolicy& codecs = {}) {
+  return plan_budget(config, shape(), codecs, kModelContext);
 }
 
 std::string refusal(const Config& config) {
@@ -113,7 +117,7 @@ TEST(Budget, SmallMemoryMeansSmallChunks) {
   config.warm_cache_size = least_bytes();
   EXPECT_LE(plan(config)->ubatch_tokens, 512u);
   const uint32_t ubatch = plan(config)->ubatch_tokens;
-  EXPECT_LE(cache::KvCache::frames_for_ubatch(shape(), 256, ubatch) * kBlockBytes, least_bytes());
+  EXPECT_LE(cache::KvCache::bytes_for_ubatch(layout(), ubatch), least_bytes());
   config.context = 10;
   EXPECT_EQ(plan(config)->ubatch_tokens, 64u);
 }
@@ -189,23 +193,26 @@ TEST(Budget, AutomaticFlashHoldsTheContext) {
     Config config;
     config.flash_path = "/somewhere";
     config.hot_cache_size = 0;
-    const auto budget = plan_budget(config, large, context);
+    const auto budget = plan_budget(config, large, {}, context);
     ASSERT_TRUE(budget) << context;
     EXPECT_TRUE(check_fits(*budget, context)) << context;
   }
 }
 
 TEST(NextUbatch, GrowsWhilePrefillWaitsForFlash) {
-  const ChunkOutcome waits{
-      .ubatch_tokens = 512, .length = 2048, .chunk_ns = 1000, .stall_ns = 200, .frames = 100000};
-  const auto next = [](ChunkOutcome outcome) { return next_ubatch(outcome, shape(), 256); };
+  const ChunkOutcome waits{.ubatch_tokens = 512,
+                           .length = 2048,
+                           .chunk_ns = 1000,
+                           .stall_ns = 200,
+                           .memory_bytes = UINT64_MAX};
+  const auto next = [](ChunkOutcome outcome) { return next_ubatch(outcome, layout()); };
   EXPECT_EQ(next(waits), 1024u);
   ChunkOutcome outcome = waits;
   outcome.stall_ns = 50;
   EXPECT_EQ(next(outcome), 512u) << "hidden behind the computation";
   outcome = waits, outcome.length = 512;
   EXPECT_EQ(next(outcome), 512u) << "1,024-token chunks begin at multiples of 1,024";
-  outcome = waits, outcome.frames = cache::KvCache::frames_for_ubatch(shape(), 256, 1024) - 1;
+  outcome = waits, outcome.memory_bytes = cache::KvCache::bytes_for_ubatch(layout(), 1024) - 1;
   EXPECT_EQ(next(outcome), 512u) << "the memory does not hold the larger chunk";
   outcome = waits, outcome.ubatch_tokens = 4096, outcome.length = 8192;
   EXPECT_EQ(next(outcome), 4096u);

@@ -12,6 +12,7 @@
 #include "engine/batch.h"
 #include "engine/graph.h"
 #include "engine/identity.h"
+#include "engine/policy.h"
 #include "llama.h"
 
 namespace hifc::engine {
@@ -34,8 +35,13 @@ struct Engine::Batch : TokenBatch {
   using TokenBatch::TokenBatch;
 };
 
-Engine::Engine(const Model& model, ThreadPool& pool, EngineOptions options, Budget budget)
-    : model_(model), pool_(pool), options_(std::move(options)), budget_(std::move(budget)) {}
+Engine::Engine(const Model& model, ThreadPool& pool, EngineOptions options, kv::CodecPolicy codecs,
+               Budget budget)
+    : model_(model),
+      pool_(pool),
+      options_(std::move(options)),
+      codecs_(std::move(codecs)),
+      budget_(std::move(budget)) {}
 
 Engine::~Engine() {
   cache_.reset();
@@ -44,8 +50,20 @@ Engine::~Engine() {
 
 Result<std::unique_ptr<Engine>> Engine::create(const Model& model, ThreadPool& pool,
                                                EngineOptions options) {
-  HIFC_ASSIGN(Budget budget, plan_budget(options.config, model.shape(), model.context_tokens()));
-  std::unique_ptr<Engine> engine(new Engine(model, pool, std::move(options), std::move(budget)));
+  kv::CodecPolicy codecs;
+  if (options.codecs) {
+    codecs = *options.codecs;
+  } else {
+    HIFC_ASSIGN(codecs, resolve_policy(options.config.policy, model));
+  }
+  // Chunks decide what is sealed when, and a resumed prefix is sealed already.
+  if (options.config.deterministic && kv::lossy(codecs))
+    return failure(Code::kInvalid, fmt::format("deterministic needs policy f16, but it is '{}'",
+                                               options.config.policy));
+  HIFC_ASSIGN(Budget budget,
+              plan_budget(options.config, model.shape(), codecs, model.context_tokens()));
+  std::unique_ptr<Engine> engine(
+      new Engine(model, pool, std::move(options), std::move(codecs), std::move(budget)));
   HIFC_TRY(engine->create_tiers());
   const std::jthread memory = engine->populate_memory();
   HIFC_TRY(engine->create_cache());
@@ -59,7 +77,7 @@ std::jthread Engine::populate_memory() const {
   const uint64_t groups = (options_.expected_tokens + tokens - 1) / tokens;
   try {
     return std::jthread(
-        [&tiers = *tiers_, frames = groups * model_.shape().layers] { tiers.populate(frames); });
+        [&tiers = *tiers_, bytes = groups * budget_.group_bytes] { tiers.populate(bytes); });
   } catch (const std::system_error& error) {
     log_debug("no thread to populate memory: {}", error.what());
     return {};
@@ -67,7 +85,7 @@ std::jthread Engine::populate_memory() const {
 }
 
 Result<void> Engine::create_tiers() {
-  tier::TiersOptions tiers{.block_bytes = budget_.layout.block_bytes(),
+  tier::TiersOptions tiers{.block_bytes = budget_.layout.block_bytes_max(),
                            .blocks_per_group = model_.shape().layers,
                            .hot_bytes = budget_.hot_bytes,
                            .warm_bytes = budget_.warm_bytes,
@@ -95,6 +113,7 @@ Result<void> Engine::create_cache() {
   HIFC_ASSIGN(const kernels::Kernels* kernels, kernels::select_kernels(rounding));
   HIFC_ASSIGN(fingerprint_, resolve_fingerprint(model_, *kernels, *tiers_, pool_,
                                                 {.tenant = options_.config.tenant,
+                                                 .codecs = codecs_,
                                                  .temporary = options_.temporary_flash,
                                                  .cancelled = options_.cancelled}));
   if (const auto record = read_record(*tiers_, speed_key(fingerprint_, pool_.threads())))
@@ -104,6 +123,7 @@ Result<void> Engine::create_cache() {
       .reads_in_flight = kReadsPerWorker * options_.config.prefetch_workers};
   HIFC_ASSIGN(cache_, cache::KvCache::create({.shape = model_.shape(),
                                               .block_tokens = budget_.layout.block_tokens(),
+                                              .codecs = codecs_,
                                               .fingerprint = fingerprint_,
                                               .prefetch = prefetch,
                                               .cancelled = options_.cancelled},
@@ -212,8 +232,8 @@ Result<void> Engine::maybe_grow(uint64_t chunk_ns, uint64_t stall_ns) {
                                      .length = length(),
                                      .chunk_ns = chunk_ns,
                                      .stall_ns = stall_ns,
-                                     .frames = tiers_->frames()},
-                                    model_.shape(), budget_.layout.block_tokens());
+                                     .memory_bytes = tiers_->memory_bytes()},
+                                    budget_.layout);
   if (next == ubatch_) return {};
   log_info("prefill waits for flash: chunks grow from {} to {} tokens", ubatch_, next);
   return create_context(next);
@@ -267,6 +287,8 @@ Result<void> Engine::compute(uint32_t position, std::span<const int32_t> tokens,
                              cache::StepKind kind) {
   const uint32_t output_rows = batch_->fill(position, tokens, outputs);
   cache_->begin_step(position, tokens, kind);
+  AttentionObserver* const observer = options_.observer;
+  if (observer != nullptr) observer->begin_step(position, tokens, kind);
   step_outcome_ = {};
   pending_ = nullptr;
   const uint64_t start_ns = clock_.now_ns();
@@ -278,9 +300,11 @@ Result<void> Engine::compute(uint32_t position, std::span<const int32_t> tokens,
                                                          status, last_llama_error()));
   if (!step_outcome_) {
     cache_->abort_step();
+    if (observer != nullptr) observer->abort_step();
     return std::exchange(step_outcome_, {});
   }
   cache_->end_step();
+  if (observer != nullptr) observer->end_step();
   ++statistics_.steps;
   statistics_.step_ns += clock_.now_ns() - start_ns;
   output_rows_ = output_rows;
@@ -323,7 +347,7 @@ bool Engine::attend(ggml_tensor* node) {
   HIFC_CHECK(q->type == GGML_TYPE_F32 && node->type == GGML_TYPE_F32);
   HIFC_CHECK(k->type == GGML_TYPE_F16 && v->type == GGML_TYPE_F16);
   const FlashAttentionParameters parameters = attention_parameters(node);
-  step_outcome_ = cache_->attend({
+  const cache::LayerInput input{
       .layer = *layer,
       .q = static_cast<const float*>(q->data),
       .q_token_stride = q->nb[1] / sizeof(float),
@@ -337,7 +361,10 @@ bool Engine::attend(ggml_tensor* node) {
       .out = static_cast<float*>(node->data),
       .scale = parameters.scale,
       .softcap = parameters.softcap,
-  });
+  };
+  step_outcome_ = cache_->attend(input);
+  if (step_outcome_ && options_.observer != nullptr)
+    step_outcome_ = options_.observer->attended(input);
   return step_outcome_.has_value();
 }
 

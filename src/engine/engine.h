@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -22,6 +23,7 @@
 #include "engine/budget.h"
 #include "engine/model.h"
 #include "engine/outputs.h"
+#include "engine/recovery.h"
 #include "engine/resume.h"
 #include "engine/thread_pool.h"
 #include "tier/tiers.h"
@@ -33,11 +35,14 @@ namespace hifc::engine {
 
 struct EngineOptions {
   Config config;
+  // Instead of what config.policy says: of each layer.
+  std::optional<kv::CodecPolicy> codecs = {};
   uint32_t outputs_max = 1;      // rows of logits one step may ask for
   io::Ring* ring = nullptr;      // instead of one of the engine's own (fault injection)
   bool temporary_flash = false;  // what is stored goes with the engine
   // Tokens that will surely be held; their memory is taken while the engine is made. 0: unknown.
   uint64_t expected_tokens = 0;
+  AttentionObserver* observer = nullptr;         // outlives the engine
   const std::atomic<bool>* cancelled = nullptr;  // stop as soon as possible once true
 };
 
@@ -84,12 +89,14 @@ class Engine {
 
   const Budget& budget() const { return budget_; }
   const Model& model() const { return model_; }
+  const kv::CodecPolicy& codecs() const { return codecs_; }  // [layer]
   cache::CacheStatistics cache_statistics() const { return cache_->statistics(); }
   const EngineStatistics& statistics() const { return statistics_; }
   tier::Tiers& tiers() { return *tiers_; }
 
  private:
-  Engine(const Model& model, ThreadPool& pool, EngineOptions options, Budget budget);
+  Engine(const Model& model, ThreadPool& pool, EngineOptions options, kv::CodecPolicy codecs,
+         Budget budget);
   Result<void> create_tiers();
   std::jthread populate_memory() const;
   Result<void> create_cache();
@@ -110,6 +117,7 @@ class Engine {
   const Model& model_;
   ThreadPool& pool_;
   EngineOptions options_;
+  kv::CodecPolicy codecs_;
   Budget budget_;
   SystemClock clock_;
   std::unique_ptr<tier::Tiers> tiers_;

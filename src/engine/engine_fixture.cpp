@@ -14,11 +14,12 @@ namespace {
 constexpr uint32_t kContext = 4096;
 constexpr uint32_t kUbatch = 64;
 
+// In exact blocks.
 uint32_t least_frames(const Model& model, uint32_t block_tokens) {
-  const uint32_t layers = model.shape().layers;
-  const uint32_t waiting =
-      tier::Tiers::groups_per_write_min(block_bytes(model, block_tokens), layers);
-  return cache::KvCache::frames_min(model.shape(), block_tokens) + (waiting - 1) * layers;
+  const auto layout = kv::GroupLayout::make(model.shape(), block_tokens).value();
+  const uint32_t waiting = tier::groups_per_write_min(layout.exact_bytes(), layout.layers());
+  const uint64_t bytes = cache::KvCache::bytes_min(layout) + (waiting - 1) * layout.exact_bytes();
+  return static_cast<uint32_t>(bytes / layout.exact.block_bytes());
 }
 
 }  // namespace

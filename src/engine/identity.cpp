@@ -70,6 +70,7 @@ Result<kv::Fingerprint> resolve_fingerprint(const Model& model, const kernels::K
                                             const IdentityOptions& options) {
   kv::Identity identity = model.identity();
   identity.tenant = options.tenant;
+  if (kv::lossy(options.codecs)) identity.codecs = options.codecs;
   // ggml's matrix products round differently from one instruction set to another.
   identity.arithmetic =
       fmt::format("{}; {}", kernels::to_string(kernels.isa), llama_print_system_info());

@@ -8,6 +8,7 @@
 #include "base/result.h"
 #include "engine/model.h"
 #include "kernels/attention.h"
+#include "kv/codec.h"
 #include "kv/key.h"
 #include "tier/tiers.h"
 
@@ -15,6 +16,7 @@ namespace hifc::engine {
 
 struct IdentityOptions {
   std::string tenant;
+  kv::CodecPolicy codecs;  // [layer]
   bool temporary = false;  // what is stored goes with this process
   const std::atomic<bool>* cancelled = nullptr;
 };

@@ -84,9 +84,9 @@ class ResumeDecisions : public ::testing::Test {
   }
   ResumeReport decide(double compute_speed) {
     reads_before_ = session_->tiers->store().statistics().reads;
-    return resume(*session_->cache, in_.tokens, clock_,
-                  {.group_bytes = kShape.layers * session_->layout().block_bytes(),
-                   .compute_speed = compute_speed});
+    return resume(
+        *session_->cache, in_.tokens, clock_,
+        {.group_bytes = session_->layout().exact_bytes(), .compute_speed = compute_speed});
   }
   uint64_t reads() const { return session_->tiers->store().statistics().reads - reads_before_; }
 
@@ -119,7 +119,7 @@ TEST_F(ResumeDecisions, NothingIsReadThatNoDriveCouldReadFastEnough) {
   EXPECT_EQ(report.stored_tokens, kTokens);
   EXPECT_EQ(report.reused_tokens, 0u);
   EXPECT_LE(reads(), 5u);  // metadata
-  EXPECT_EQ(session_->tiers->free_frames(), session_->tiers->frames());
+  EXPECT_TRUE(session_->idle());
 }
 
 TEST_F(ResumeDecisions, OfASlowDriveOnlyWhatWasReadToMeasureItIsUsed) {
@@ -128,7 +128,8 @@ TEST_F(ResumeDecisions, OfASlowDriveOnlyWhatWasReadToMeasureItIsUsed) {
   EXPECT_EQ(report.decision, ResumeDecision::kComputed);
   EXPECT_EQ(report.reused_tokens, 64u);
   EXPECT_EQ(session_->cache->length(), 64u);
-  EXPECT_EQ(session_->tiers->free_frames(), session_->tiers->frames() - kShape.layers);
+  EXPECT_EQ(session_->tiers->free_bytes(),
+            session_->tiers->memory_bytes() - session_->layout().exact_bytes());
   ring_.set_plan({});
   ASSERT_TRUE(session_->advance(400, 64));
 }

@@ -108,25 +108,6 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace hifc::kernels {
 
-uint32_t code_bits(kv::Codec codec) {
-  switch (codec) {
-    case kv::Codec::kF16: return 16;
-    case kv::Codec::kI8: return 8;
-    case kv::Codec::kI4: return 4;
-    case kv::Codec::kI3: return 3;
-    case kv::Codec::kI2: return 2;
-  }
-  HIFC_CHECK(codec == kv::Codec::kF16);
-  return 0;
-}
-
-size_t page_bytes(const PageFormat& format) {
-  const size_t row_codes = size_t{format.columns} * code_bits(format.codec) / 8;
-  if (format.codec == kv::Codec::kF16) return format.rows * row_codes;
-  const size_t groups = (format.columns + kGroupColumns - 1) / kGroupColumns;
-  return format.rows * (groups * 2 * sizeof(uint16_t) + row_codes);
-}
-
 Result<const Codecs*> codecs_for(Isa isa) {
   [[maybe_unused]] const int64_t cpu = hwy::SupportedTargets();
   if (isa == Isa::kPortable) return HWY_STATIC_DISPATCH(codecs)(isa);

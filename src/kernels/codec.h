@@ -40,28 +40,18 @@
 
 #include "base/result.h"
 #include "kernels/attention.h"
-#include "kv/layout.h"
+#include "kv/codec.h"
 
 namespace hifc::kernels {
 
-inline constexpr uint32_t kGroupColumns = 64;
-
-struct PageFormat {
-  kv::Codec codec = kv::Codec::kI8;
-  uint32_t rows = 0;     // at least 1
-  uint32_t columns = 0;  // multiple of 16, at most 512
-};
+using kv::kGroupColumns;
+using kv::page_bytes;
+using kv::PageFormat;
 
 struct RowRange {
   uint32_t first = 0;
   uint32_t count = 0;
 };
-
-// Bits of a code; 16 for kF16.
-uint32_t code_bits(kv::Codec codec);
-
-// Bytes of an encoded page; for kF16 those of the page itself.
-size_t page_bytes(const PageFormat& format);
 
 // One instruction set's codecs. Formats may not be kF16. No pointer needs an alignment.
 struct Codecs {

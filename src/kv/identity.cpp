@@ -47,6 +47,14 @@ void encode(Encoder& encoder, const Rope& rope) {
   encoder.real(rope.frequency_scale);
 }
 
+void encode(Encoder& encoder, const CodecPolicy& codecs) {
+  encoder.number(codecs.size());
+  for (const LayerCodecs& layer : codecs) {
+    encoder.number(static_cast<uint64_t>(layer.k));
+    encoder.number(static_cast<uint64_t>(layer.v));
+  }
+}
+
 }  // namespace
 
 Fingerprint fingerprint(const Identity& identity) {
@@ -59,8 +67,7 @@ Fingerprint fingerprint(const Identity& identity) {
   encoder.sequence(identity.lora);
   encoder.real(identity.lora_scale);
   encoder.text(identity.tenant);
-  encoder.number(static_cast<uint64_t>(identity.k_codec));
-  encoder.number(static_cast<uint64_t>(identity.v_codec));
+  encode(encoder, identity.codecs);
   encoder.number(identity.layout_version);
   encoder.number(identity.numerics_revision);
   encoder.text(identity.arithmetic);

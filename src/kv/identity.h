@@ -10,13 +10,14 @@
 #include <string>
 #include <vector>
 
+#include "kv/codec.h"
 #include "kv/key.h"
 #include "kv/layout.h"
 #include "kv/shape.h"
 
 namespace hifc::kv {
 
-inline constexpr uint32_t kIdentityVersion = 1;
+inline constexpr uint32_t kIdentityVersion = 2;
 
 // Raised when a change of HiFC or of its libllama computes other K or V from the same inputs.
 inline constexpr uint32_t kNumericsRevision = 1;
@@ -39,8 +40,7 @@ struct Identity {
   Fingerprint lora = {};  // of the adapter's bytes; zero: none
   double lora_scale = 0;
   std::string tenant;
-  Codec k_codec = Codec::kF16;
-  Codec v_codec = Codec::kF16;
+  CodecPolicy codecs;  // [layer]; none: all F16
   uint32_t layout_version = kLayoutVersion;
   uint32_t numerics_revision = kNumericsRevision;
   // What computes, where implementations round differently: the instruction set, the accelerator.

@@ -30,6 +30,7 @@ Identity example() {
           .lora = counting(100),
           .lora_scale = 0.5,
           .tenant = "alice",
+          .codecs = {{.k = Codec::kI8}, {.k = Codec::kI4, .v = Codec::kI3}},
           .arithmetic = "avx512",
           .rank = 1,
           .ranks = 2};
@@ -37,9 +38,9 @@ Identity example() {
 
 TEST(Fingerprint, EqualsTheGoldenValues) {
   EXPECT_EQ(hex(fingerprint({})),
-            "b83abae4b9f36b91935f968bf8c1a178c73f1d2e992daad09db6672fb255bb0f");
+            "2dd13ac8af3f267c3d97840454381298327736e9fca98db7dbac0e8bcfa9c7c4");
   EXPECT_EQ(hex(fingerprint(example())),
-            "cc3375a68b1927f3801875915ab73e6b074555dd8a2a55d199f2bddc7331dc57");
+            "f547548a4723f291e24fdb5a6a88ebd540b779a9aeaa0a84ae8120e5689014d2");
 }
 
 TEST(Fingerprint, DiffersWithEveryField) {
@@ -62,8 +63,9 @@ TEST(Fingerprint, DiffersWithEveryField) {
       {"LoRA scale", [](Identity& i) { i.lora_scale = 1; }},
       {"tenant", [](Identity& i) { i.tenant = "bob"; }},
       {"no tenant", [](Identity& i) { i.tenant = ""; }},
-      {"K codec", [](Identity& i) { i.k_codec = static_cast<Codec>(2); }},
-      {"V codec", [](Identity& i) { i.v_codec = static_cast<Codec>(2); }},
+      {"a codec of K", [](Identity& i) { i.codecs[1].k = Codec::kI8; }},
+      {"a codec of V", [](Identity& i) { i.codecs[1].v = Codec::kI8; }},
+      {"codecs", [](Identity& i) { i.codecs.pop_back(); }},
       {"layout version", [](Identity& i) { ++i.layout_version; }},
       {"numerics revision", [](Identity& i) { ++i.numerics_revision; }},
       {"arithmetic", [](Identity& i) { i.arithmetic = "avx2"; }},

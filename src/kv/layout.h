@@ -3,21 +3,30 @@
 //   +-------------------+ 0
 //   | header page       |  4 KiB; begins with the 8-byte token header
 //   +-------------------+ 4096
-//   | K part            |  [page][kv_head][head_dim][64 tokens]  F16: channels are rows, so that
-//   one |                   |  vector holds one channel of consecutive tokens
-//   +-------------------+ 4096 + k_bytes (rounded up to 4 KiB)
-//   | V part            |  [page][kv_head][64 tokens][head_dim]  F16
-//   +-------------------+ block_bytes
+//   | K part            |  [page][kv_head]: [head_dim][64 tokens], channels are rows, so that one
+//   |                   |  vector holds one channel of consecutive tokens
+//   +-------------------+ rounded up to 64 bytes
+//   | V part            |  [page][kv_head]: [64 tokens][head_dim]
+//   +-------------------+ rounded up to 64 bytes
+//   | sinks             |  K, then V: [kv_head][4 tokens][head_dim] F16; only in a sequence's first
+//   |                   |  block, and only where K or V is not F16
+//   +-------------------+ rounded up to 4 KiB
 //
-// Llama 2 7B (32 KV heads x 128) with 256 tokens: K and V parts of exactly 2 MiB each.
+// Pages are F16 or encoded (kernels/codec.h), K and V each in the layer's own way. The exact block,
+// F16 throughout, is what tokens are written to before they are sealed, and what a parked tail is
+// on flash.
+//
+// Llama 2 7B (32 KV heads x 128) with 256 tokens in F16: K and V parts of exactly 2 MiB each.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "base/result.h"
+#include "kv/codec.h"
 #include "kv/shape.h"
 
 namespace hifc::kv {
@@ -25,7 +34,7 @@ namespace hifc::kv {
 inline constexpr uint32_t kPageTokens = 64;
 inline constexpr uint32_t kSinkTokens = 4;  // of a sequence, always exact
 inline constexpr uint32_t kHeaderBytes = 4096;
-inline constexpr uint32_t kLayoutVersion = 1;
+inline constexpr uint32_t kLayoutVersion = 2;
 
 // F4's header: the first 8 bytes of every block.
 struct TokenHeader {
@@ -35,16 +44,13 @@ struct TokenHeader {
 };
 static_assert(sizeof(TokenHeader) == 8);
 
-// kI8..kI2: the low-bit codecs of kernels/codec.h.
-enum class Codec : uint8_t { kF16 = 1, kI8 = 2, kI4 = 3, kI3 = 4, kI2 = 5 };
-
 // The header page, little-endian, zero-padded to kHeaderBytes.
 struct BlockHeader {
   TokenHeader tokens;
   std::array<char, 4> magic = {'H', 'K', 'V', 'B'};
   uint32_t layout_version = kLayoutVersion;
   uint32_t layer = 0;
-  uint8_t k_codec = static_cast<uint8_t>(Codec::kF16);
+  uint8_t k_codec = static_cast<uint8_t>(Codec::kF16);  // of all the block's pages
   uint8_t v_codec = static_cast<uint8_t>(Codec::kF16);
   uint16_t kv_heads = 0;
   uint32_t head_dim = 0;
@@ -56,27 +62,65 @@ static_assert(sizeof(BlockHeader) == 64);
 class BlockLayout {
  public:
   // `block_tokens`: a multiple of kPageTokens from 64 to 4096.
-  static Result<BlockLayout> make(const ModelShape& shape, uint32_t block_tokens);
+  static Result<BlockLayout> make(const ModelShape& shape, uint32_t block_tokens,
+                                  LayerCodecs codecs = {});
   BlockLayout() = default;
 
+  LayerCodecs codecs() const { return codecs_; }
+  bool lossy() const { return codecs_.lossy(); }
   uint32_t block_tokens() const { return block_tokens_; }
   uint32_t pages() const { return block_tokens_ / kPageTokens; }
   uint32_t kv_heads() const { return kv_heads_; }
   uint32_t head_dim() const { return head_dim_; }
 
-  size_t k_bytes() const { return part_bytes_; }
-  size_t v_bytes() const { return part_bytes_; }
+  PageFormat k_format() const { return {codecs_.k, head_dim_, kPageTokens}; }
+  PageFormat v_format() const { return {codecs_.v, kPageTokens, head_dim_}; }
+  size_t k_bytes() const { return size_t{pages()} * kv_heads_ * k_page_bytes_; }
+  size_t v_bytes() const { return size_t{pages()} * kv_heads_ * v_page_bytes_; }
   size_t k_offset() const { return kHeaderBytes; }
   size_t v_offset() const;
-  size_t block_bytes() const;  // a multiple of 4 KiB
+  // Multiples of 4 KiB: of a block, and of the one that begins a sequence.
+  size_t block_bytes() const;
+  size_t first_block_bytes() const;
+  size_t bytes_of(uint32_t group) const { return group == 0 ? first_block_bytes() : block_bytes(); }
 
-  // Start of one page of one head within a block: [head_dim][64] for K, [64][head_dim] for V.
+  // Start of one page of one head within a block.
   size_t k_page_offset(uint32_t page, uint32_t kv_head) const;
   size_t v_page_offset(uint32_t page, uint32_t kv_head) const;
+  // Of a lossy layout: start of one head's sinks within a sequence's first block.
+  size_t k_sink_offset(uint32_t kv_head) const;
+  size_t v_sink_offset(uint32_t kv_head) const;
+
+  // K and V of a token in all heads, scales and mins included.
+  double token_bytes() const;
 
  private:
+  size_t sink_bytes() const { return size_t{kSinkTokens} * head_dim_ * sizeof(uint16_t); }
+  size_t sinks_offset() const;
+
   uint32_t block_tokens_ = 0, kv_heads_ = 0, head_dim_ = 0;
-  size_t part_bytes_ = 0;
+  LayerCodecs codecs_;
+  size_t k_page_bytes_ = 0, v_page_bytes_ = 0;
+};
+
+// The blocks of a group.
+struct GroupLayout {
+  // `codecs`: one of each layer, or none where all are F16.
+  static Result<GroupLayout> make(const ModelShape& shape, uint32_t block_tokens,
+                                  const CodecPolicy& codecs = {});
+
+  BlockLayout exact;                // of every layer, before it is sealed
+  std::vector<BlockLayout> sealed;  // [layer]
+
+  uint32_t layers() const { return static_cast<uint32_t>(sealed.size()); }
+  uint32_t block_tokens() const { return exact.block_tokens(); }
+  bool lossy() const;
+  size_t block_bytes_max() const;
+  uint64_t exact_bytes() const { return uint64_t{layers()} * exact.block_bytes(); }
+  uint64_t sealed_bytes() const;                 // of a group but the first
+  uint64_t sealed_bytes(uint32_t groups) const;  // of a sequence's first so many
+  // K and V of a token in all layers once it is sealed, scales and mins included.
+  double token_bytes() const;
 };
 
 void write_header(const BlockHeader& header, std::span<std::byte> block);

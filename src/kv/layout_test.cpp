@@ -33,7 +33,7 @@ TEST(BlockLayout, PartsAreAlignedAndPagesCoverThemWithoutOverlap) {
                      std::to_string(block_tokens) + " tokens");
         const BlockLayout layout = layout_of(kv_heads, head_dim, block_tokens);
         EXPECT_EQ(layout.k_offset(), 4096u);
-        EXPECT_EQ(layout.v_offset() % 4096, 0u);
+        EXPECT_EQ(layout.v_offset() % 64, 0u);
         EXPECT_EQ(layout.block_bytes() % 4096, 0u);
         EXPECT_EQ(layout.k_bytes(), size_t{2} * kv_heads * head_dim * block_tokens);
         EXPECT_GE(layout.v_offset(), layout.k_offset() + layout.k_bytes());
@@ -53,6 +53,57 @@ TEST(BlockLayout, PartsAreAlignedAndPagesCoverThemWithoutOverlap) {
           ASSERT_EQ(starts[i], layout.k_offset() + i * page_bytes);
         EXPECT_EQ(starts.size() * page_bytes, layout.k_bytes());
       }
+}
+
+// 4.5 bits a value of K and 3.5 of V: 32 * 128 * 256 of each.
+TEST(BlockLayout, CodecsShrinkTheParts) {
+  const ModelShape shape{.layers = 1, .query_heads = 32, .kv_heads = 32, .head_dim = 128};
+  const auto layout = BlockLayout::make(shape, 256, {.k = Codec::kI4, .v = Codec::kI3}).value();
+  EXPECT_EQ(layout.k_bytes(), (1u << 20) * 9 / 16);
+  EXPECT_EQ(layout.v_bytes(), (1u << 20) * 7 / 16);
+  EXPECT_EQ(layout.block_bytes(), 4096 + (1u << 20));
+  EXPECT_EQ(layout.first_block_bytes(), layout.block_bytes() + 2 * 32 * 4 * 128 * 2);
+  EXPECT_EQ(layout.token_bytes(), 4096.0);
+}
+
+TEST(BlockLayout, PagesAndSinksOfAnyCodecsDoNotOverlap) {
+  const std::vector<Codec> codecs = {Codec::kF16, Codec::kI8, Codec::kI4, Codec::kI3, Codec::kI2};
+  for (const Codec k : codecs)
+    for (const Codec v : codecs)
+      for (const uint32_t head_dim : {16u, 64u, 80u, 96u, 256u}) {
+        SCOPED_TRACE(std::string(to_string(k)) + " " + std::string(to_string(v)) + " " +
+                     std::to_string(head_dim));
+        const ModelShape shape{.layers = 1, .query_heads = 3, .kv_heads = 3, .head_dim = head_dim};
+        const auto layout = BlockLayout::make(shape, 128, {.k = k, .v = v}).value();
+        std::vector<std::pair<size_t, size_t>> parts;  // offset, length
+        for (uint32_t head = 0; head < 3; ++head) {
+          for (uint32_t page = 0; page < 2; ++page) {
+            parts.emplace_back(layout.k_page_offset(page, head), page_bytes(layout.k_format()));
+            parts.emplace_back(layout.v_page_offset(page, head), page_bytes(layout.v_format()));
+          }
+          if (!layout.lossy()) continue;
+          parts.emplace_back(layout.k_sink_offset(head), kSinkTokens * head_dim * 2);
+          parts.emplace_back(layout.v_sink_offset(head), kSinkTokens * head_dim * 2);
+        }
+        std::ranges::sort(parts);
+        EXPECT_EQ(parts.front().first, kHeaderBytes);
+        for (size_t i = 1; i < parts.size(); ++i)
+          EXPECT_GE(parts[i].first, parts[i - 1].first + parts[i - 1].second);
+        EXPECT_LE(parts.back().first + parts.back().second, layout.first_block_bytes());
+        EXPECT_EQ(layout.first_block_bytes() % 4096, 0u);
+        EXPECT_EQ(layout.block_bytes() % 4096, 0u);
+      }
+}
+
+TEST(GroupLayout, CountsTheSinksOnce) {
+  const ModelShape shape{.layers = 2, .query_heads = 1, .kv_heads = 1, .head_dim = 64};
+  const auto layout = GroupLayout::make(shape, 256, {{.k = Codec::kI4}, {}}).value();
+  EXPECT_TRUE(layout.lossy());
+  EXPECT_EQ(layout.sealed_bytes(0), 0u);
+  EXPECT_EQ(layout.sealed_bytes(1),
+            layout.sealed[0].first_block_bytes() + layout.exact.block_bytes());
+  EXPECT_EQ(layout.sealed_bytes(5), 4 * layout.sealed_bytes() + layout.sealed_bytes(1));
+  EXPECT_FALSE(GroupLayout::make(shape, 256).value().lossy());
 }
 
 TEST(BlockLayout, RefusesBlockTokensThatAreNoWholePages) {

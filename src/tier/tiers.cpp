@@ -68,101 +68,99 @@ Result<void> Tiers::initialise(const TiersOptions& options) {
   HIFC_CHECK(options.block_bytes > 0);
   HIFC_CHECK(options.block_bytes % io::kAlignment == 0);
   options_ = options;
-  const uint64_t frames =
-      options.hot_bytes / options.block_bytes + options.warm_bytes / options.block_bytes;
   at(Tier::kHot).capacity_bytes = options.hot_bytes;
   at(Tier::kWarm).capacity_bytes = options.warm_bytes;
-  HIFC_ASSIGN(memory_, io::AlignedMemory::allocate(frames * options.block_bytes));
-  owner_.assign(frames, Tier::kWarm);
-  in_device_.resize(frames);
-  for (uint64_t frame = frames; frame-- > 0;)
-    free_.push_back(FrameId{static_cast<uint32_t>(frame)});
+  const uint64_t blocks =
+      options.hot_bytes / options.block_bytes + options.warm_bytes / options.block_bytes;
+  const uint64_t bytes = blocks * options.block_bytes;
+  HIFC_ASSIGN(memory_, io::AlignedMemory::allocate(bytes));
+  ranges_ = FreeRanges(bytes);
   if (!options.flash) return {};
   HIFC_ASSIGN(store_, flash::Store::open(*options.flash, *ring_));
   at(Tier::kCold).capacity_bytes = store_->capacity_bytes();
   return {};
 }
 
-bool Tiers::has_room(Tier tier) const {
+bool Tiers::has_room(Tier tier, size_t bytes) const {
   const TierCounters& counters = counters_[static_cast<size_t>(tier)];
-  return counters.used_bytes + options_.block_bytes <= counters.capacity_bytes;
+  return counters.used_bytes + bytes <= counters.capacity_bytes;
 }
 
-void Tiers::charge(FrameId frame, Tier tier) {
-  owner_[static_cast<uint32_t>(frame)] = tier;
+void Tiers::charge(Frame& frame, Tier tier) {
+  frame.tier = tier;
   TierCounters& counters = at(tier);
-  counters.used_bytes += options_.block_bytes;
+  counters.used_bytes += frame.bytes;
   counters.peak_bytes = std::max(counters.peak_bytes, counters.used_bytes);
   HIFC_CHECK(counters.used_bytes <= counters.capacity_bytes);
 }
 
-std::optional<FrameId> Tiers::acquire(Tier preferred) {
-  HIFC_CHECK(preferred != Tier::kCold);
-  if (free_.empty()) return std::nullopt;
-  const Tier other = preferred == Tier::kHot ? Tier::kWarm : Tier::kHot;
-  const FrameId frame = free_.back();
-  free_.pop_back();
-  charge(frame, has_room(preferred) ? preferred : other);
+FrameId Tiers::new_frame() {
+  if (unused_.empty()) {
+    frames_.emplace_back();
+    return FrameId{static_cast<uint32_t>(frames_.size() - 1)};
+  }
+  const FrameId frame = unused_.back();
+  unused_.pop_back();
   return frame;
 }
 
-void Tiers::release(FrameId frame) {
-  HIFC_CHECK(static_cast<uint32_t>(frame) < owner_.size());
-  InDevice& use = in_device_[static_cast<uint32_t>(frame)];
-  HIFC_CHECK(!use.condemned);
-  if (use.reads == 0) return free(frame);
-  use.condemned = true;
+std::optional<FrameId> Tiers::acquire(Tier preferred, size_t bytes, End end) {
+  HIFC_CHECK(preferred != Tier::kCold);
+  HIFC_CHECK(bytes > 0 && bytes % io::kAlignment == 0);
+  const Tier other = preferred == Tier::kHot ? Tier::kWarm : Tier::kHot;
+  if (!has_room(preferred, bytes) && !has_room(other, bytes)) return std::nullopt;
+  const auto offset = end == End::kLow ? ranges_.take_low(bytes) : ranges_.take_high(bytes);
+  if (!offset) return std::nullopt;
+  const FrameId id = new_frame();
+  at(id) = {.offset = *offset, .bytes = bytes};
+  used_bytes_ += bytes;
+  charge(at(id), has_room(preferred, bytes) ? preferred : other);
+  return id;
+}
+
+void Tiers::release(FrameId id) {
+  HIFC_CHECK(static_cast<uint32_t>(id) < frames_.size());
+  Frame& frame = at(id);
+  HIFC_CHECK(frame.bytes > 0 && !frame.condemned);
+  if (frame.reads == 0) return free(id);
+  frame.condemned = true;
   ++condemned_frames_;
 }
 
-void Tiers::free(FrameId frame) {
-  at(tier_of(frame)).used_bytes -= options_.block_bytes;
-  free_.push_back(frame);
-}
-
-FrameId Tiers::frame_at(const std::byte* memory) const {
-  const auto offset = static_cast<size_t>(memory - memory_.data());
-  HIFC_CHECK(offset % options_.block_bytes == 0);
-  return FrameId{static_cast<uint32_t>(offset / options_.block_bytes)};
+void Tiers::free(FrameId id) {
+  Frame& frame = at(id);
+  at(frame.tier).used_bytes -= frame.bytes;
+  used_bytes_ -= frame.bytes;
+  ranges_.give_back(frame.offset, frame.bytes);
+  frame = {};
+  unused_.push_back(id);
 }
 
 void Tiers::let_go(std::span<const FrameId> frames) {
-  for (const FrameId frame : frames) {
-    InDevice& use = in_device_[static_cast<uint32_t>(frame)];
-    HIFC_CHECK(use.reads > 0);
-    if (--use.reads > 0 || !std::exchange(use.condemned, false)) continue;
+  for (const FrameId id : frames) {
+    Frame& frame = at(id);
+    HIFC_CHECK(frame.reads > 0);
+    if (--frame.reads > 0 || !std::exchange(frame.condemned, false)) continue;
     --condemned_frames_;
-    free(frame);
+    free(id);
   }
 }
 
-void Tiers::promote(FrameId frame) {
-  if (tier_of(frame) == Tier::kHot || !has_room(Tier::kHot)) return;
-  at(Tier::kWarm).used_bytes -= options_.block_bytes;
+void Tiers::promote(FrameId id) {
+  Frame& frame = at(id);
+  if (frame.tier == Tier::kHot || !has_room(Tier::kHot, frame.bytes)) return;
+  at(Tier::kWarm).used_bytes -= frame.bytes;
   charge(frame, Tier::kHot);
 }
 
-std::byte* Tiers::data(FrameId frame) const {
-  return memory_.data() + size_t{static_cast<uint32_t>(frame)} * options_.block_bytes;
+uint32_t groups_per_write_min(uint64_t group_bytes, uint32_t blocks_per_group) {
+  const uint64_t wanted = std::max(divide_up(kCoalescedWriteBytes, group_bytes),
+                                   divide_up(kNeighbourReadBytes * blocks_per_group, group_bytes));
+  return static_cast<uint32_t>(std::min<uint64_t>(wanted, groups_per_write_max(group_bytes)));
 }
 
-uint32_t Tiers::groups_per_write_min(uint64_t block_bytes, uint32_t blocks_per_group) {
-  const uint64_t wanted = std::max(divide_up(kCoalescedWriteBytes, block_bytes * blocks_per_group),
-                                   divide_up(kNeighbourReadBytes, block_bytes));
-  return static_cast<uint32_t>(
-      std::min<uint64_t>(wanted, groups_per_write_max(block_bytes, blocks_per_group)));
-}
-
-uint32_t Tiers::groups_per_write_max(uint64_t block_bytes, uint32_t blocks_per_group) {
-  return static_cast<uint32_t>(
-      std::max<uint64_t>(1, kFlushBufferBytes / (block_bytes * blocks_per_group)));
-}
-
-bool Tiers::fits(const flash::Handle& handle) const {
-  if (!handle || handle.lanes() != options_.blocks_per_group) return false;
-  for (uint32_t lane = 0; lane < handle.lanes(); ++lane)
-    if (handle.lane_bytes(lane) != options_.block_bytes) return false;
-  return true;
+uint32_t groups_per_write_max(uint64_t group_bytes) {
+  return static_cast<uint32_t>(std::max<uint64_t>(1, kFlushBufferBytes / group_bytes));
 }
 
 Result<void> Tiers::store_groups(std::vector<flash::PutValue> groups, flash::Store::PutDone done) {
@@ -179,16 +177,20 @@ void Tiers::register_memory() {
   ring_->register_memory(memory_.span());
 }
 
-Result<void> Tiers::load(uint32_t layer, std::span<const flash::LaneRead> run,
+Result<void> Tiers::load(uint32_t layer, std::span<const FrameRead> run,
                          flash::Store::ReadDone done) {
-  loaded_bytes_ += run.size() * options_.block_bytes;
-  register_memory();
   std::vector<FrameId> frames;
-  for (const flash::LaneRead& read : run) {
-    frames.push_back(frame_at(read.memory));
-    ++in_device_[static_cast<uint32_t>(frames.back())].reads;
+  std::vector<flash::LaneRead> lanes;
+  for (const FrameRead& read : run) {
+    Frame& frame = at(read.frame);
+    HIFC_CHECK(frame.bytes == read.handle->lane_bytes(layer));
+    loaded_bytes_ += frame.bytes;
+    ++frame.reads;
+    frames.push_back(read.frame);
+    lanes.push_back({.handle = read.handle, .memory = data(read.frame)});
   }
-  auto accepted = store_->read(layer, run, std::move(done), [this, alive = alive_, frames] {
+  register_memory();
+  auto accepted = store_->read(layer, lanes, std::move(done), [this, alive = alive_, frames] {
     if (*alive) let_go(frames);
   });
   if (!accepted) let_go(frames);

@@ -1,13 +1,14 @@
 // The three tiers behind one interface: hot and warm frames in memory, groups of blocks on flash.
 //
-// A frame holds one block (kv/layout.h) and is charged to the hot or to the warm tier; each has a
-// hard byte budget. On a CPU the two are accounting classes of one memory region: promotion
-// recharges a frame and copies nothing, and attention reads frames of both in place.
+// A frame holds one block (kv/layout.h) of any length and is charged to the hot or to the warm
+// tier; each has a hard byte budget. On a CPU the two are accounting classes of one memory region:
+// promotion recharges a frame and copies nothing, and attention reads frames of both in place.
 //
 // Thread-compatible: one thread calls everything; transfers complete on that thread inside poll()
 // and wait().
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -21,6 +22,7 @@
 #include "flash/store.h"
 #include "io/memory.h"
 #include "io/ring.h"
+#include "tier/free_ranges.h"
 
 namespace hifc::tier {
 
@@ -30,6 +32,10 @@ std::string_view to_string(Tier tier);
 
 enum class FrameId : uint32_t {};
 inline constexpr FrameId kNoFrame{UINT32_MAX};
+
+// The end of the region that a frame is taken from. Frames of unlike lengths and lives stay apart,
+// so that what is freed fits what is asked for next.
+enum class End : uint8_t { kLow, kHigh };
 
 struct TierCounters {
   uint64_t capacity_bytes = 0;
@@ -41,13 +47,18 @@ struct TierCounters {
 };
 
 struct TiersOptions {
-  size_t block_bytes = 0;
+  size_t block_bytes = 0;         // of the longest kind of block; of budgets, multiples are used
   uint32_t blocks_per_group = 0;  // layers of the model
   uint64_t hot_bytes = 0;
   uint64_t warm_bytes = 0;
   std::optional<flash::StoreOptions> flash;  // none: no cold tier
   io::RingOptions ring;
 };
+
+// Groups that one coalesced write should hold: at least 4 MiB, and neighbouring blocks of one layer
+// at least 128 KiB, at most 16 MiB where a group is smaller than that.
+uint32_t groups_per_write_min(uint64_t group_bytes, uint32_t blocks_per_group);
+uint32_t groups_per_write_max(uint64_t group_bytes);
 
 class Tiers {
  public:
@@ -56,17 +67,18 @@ class Tiers {
   static Result<std::unique_ptr<Tiers>> create(const TiersOptions& options, io::Ring& ring);
   ~Tiers();
 
-  // Takes physical memory for the `frames` that are used first. May run on another thread.
-  void populate(uint64_t frames) const { memory_.populate(frames * options_.block_bytes); }
+  // Takes physical memory for the first bytes of the region. May run on another thread.
+  void populate(uint64_t bytes) const { memory_.populate(std::min(bytes, memory_bytes())); }
 
-  size_t block_bytes() const { return options_.block_bytes; }
   uint32_t blocks_per_group() const { return options_.blocks_per_group; }
-  uint32_t frames() const { return static_cast<uint32_t>(owner_.size()); }
-  uint32_t free_frames() const { return static_cast<uint32_t>(free_.size()); }
+  uint64_t memory_bytes() const { return memory_.size_bytes(); }
+  // Not necessarily in one piece.
+  uint64_t free_bytes() const { return memory_bytes() - used_bytes_; }
 
-  // A free frame charged to `preferred` where that has room, else to the other memory tier; nothing
-  // when both are full. The frame's bytes are whatever was there before.
-  std::optional<FrameId> acquire(Tier preferred);
+  // A free frame of `bytes` (a multiple of io::kAlignment) charged to `preferred` where that has
+  // room, else to the other memory tier; nothing when neither has, or no piece is as long. The
+  // frame's bytes are whatever was there before.
+  std::optional<FrameId> acquire(Tier preferred, size_t bytes, End end = End::kLow);
   // A frame that the device still writes to (its read was late) is condemned: it stays charged, and
   // is free only when the device has let go of it.
   void release(FrameId frame);
@@ -74,33 +86,23 @@ class Tiers {
   // Recharges a warm frame to the hot tier if that has room.
   void promote(FrameId frame);
 
-  std::byte* data(FrameId frame) const;
-  std::span<std::byte> span(FrameId frame) const { return {data(frame), options_.block_bytes}; }
-  Tier tier_of(FrameId frame) const { return owner_[static_cast<uint32_t>(frame)]; }
+  std::byte* data(FrameId frame) const { return memory_.data() + at(frame).offset; }
+  std::span<std::byte> span(FrameId frame) const { return {data(frame), at(frame).bytes}; }
+  Tier tier_of(FrameId frame) const { return at(frame).tier; }
 
   bool has_cold() const { return store_ != nullptr; }
   flash::Store& store() { return *store_; }
   io::Ring* ring() { return ring_; }
 
-  // Groups that one coalesced write should hold: at least 4 MiB, and neighbouring blocks of one
-  // layer at least 128 KiB, at most 16 MiB where a group is smaller than that.
-  uint32_t groups_per_write_min() const {
-    return groups_per_write_min(options_.block_bytes, options_.blocks_per_group);
-  }
-  uint32_t groups_per_write_max() const {
-    return groups_per_write_max(options_.block_bytes, options_.blocks_per_group);
-  }
-  static uint32_t groups_per_write_min(uint64_t block_bytes, uint32_t blocks_per_group);
-  static uint32_t groups_per_write_max(uint64_t block_bytes, uint32_t blocks_per_group);
-
-  // Whether a stored value has the lanes of a group: one for each layer, each as long as a block.
-  bool fits(const flash::Handle& handle) const;
-
   // Transfers; see flash/store.h. Blocks of a group are its lanes in layer order.
   Result<void> store_groups(std::vector<flash::PutValue> groups, flash::Store::PutDone done);
-  // Reads into frames. They may be released at any time; see release().
-  Result<void> load(uint32_t layer, std::span<const flash::LaneRead> run,
-                    flash::Store::ReadDone done);
+  // Reads one lane of each value into its frame, which is as long. Frames may be released at any
+  // time; see release().
+  struct FrameRead {
+    const flash::Handle* handle = nullptr;
+    FrameId frame = kNoFrame;
+  };
+  Result<void> load(uint32_t layer, std::span<const FrameRead> run, flash::Store::ReadDone done);
   uint32_t poll() { return store_ ? store_->poll() : 0; }
   uint32_t wait() { return store_ ? store_->wait() : 0; }
   // As wait(), but returns 0 once the time has passed.
@@ -115,28 +117,34 @@ class Tiers {
  private:
   Tiers() = default;
   Result<void> initialise(const TiersOptions& options);
+  struct Frame {
+    uint64_t offset = 0;
+    size_t bytes = 0;  // 0: the entry is unused
+    Tier tier = Tier::kWarm;
+    uint8_t reads = 0;  // whose memory the device may still write to
+    bool condemned = false;
+  };
   TierCounters& at(Tier tier) { return counters_[static_cast<size_t>(tier)]; }
-  bool has_room(Tier tier) const;
-  void charge(FrameId frame, Tier tier);
+  const Frame& at(FrameId frame) const { return frames_[static_cast<uint32_t>(frame)]; }
+  Frame& at(FrameId frame) { return frames_[static_cast<uint32_t>(frame)]; }
+  bool has_room(Tier tier, size_t bytes) const;
+  void charge(Frame& frame, Tier tier);
+  FrameId new_frame();
   void free(FrameId frame);
   void register_memory();
-  FrameId frame_at(const std::byte* memory) const;
   void let_go(std::span<const FrameId> frames);
 
   TiersOptions options_;
   io::AlignedMemory memory_;
+  FreeRanges ranges_;
+  uint64_t used_bytes_ = 0;
   bool registered_ = false;
   uint64_t loaded_bytes_ = 0;
-  struct InDevice {
-    uint8_t reads = 0;  // whose memory the device may still write to
-    bool condemned = false;
-  };
-  std::vector<Tier> owner_;          // [frame]
-  std::vector<InDevice> in_device_;  // [frame]
+  std::vector<Frame> frames_;
+  std::vector<FrameId> unused_;  // entries of frames_
   uint32_t condemned_frames_ = 0;
   // False once this object is gone: a device may let go of frames later than that.
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
-  std::vector<FrameId> free_;  // a stack: the frames used last are reused first
   std::array<TierCounters, kTierCount> counters_ = {};
   std::unique_ptr<io::Ring> own_ring_;
   io::Ring* ring_ = nullptr;

@@ -33,9 +33,9 @@ uint64_t used(const Tiers& tiers, Tier tier) {
 TEST(Tiers, HoldAsManyFramesAsEachBudgetHasRoomFor) {
   // A budget that is no multiple of a block does not lend its rest to the other tier.
   const auto tiers = make(2 * kBlock + kBlock - 1, 3 * kBlock + kBlock - 1);
-  EXPECT_EQ(tiers->frames(), 5u);
+  EXPECT_EQ(tiers->memory_bytes(), 5 * kBlock);
   std::vector<FrameId> frames;
-  while (const auto frame = tiers->acquire(Tier::kHot)) frames.push_back(*frame);
+  while (const auto frame = tiers->acquire(Tier::kHot, kBlock)) frames.push_back(*frame);
   EXPECT_EQ(frames.size(), 5u);
   EXPECT_EQ(used(*tiers, Tier::kHot), 2 * kBlock);
   EXPECT_EQ(used(*tiers, Tier::kWarm), 3 * kBlock);
@@ -43,13 +43,13 @@ TEST(Tiers, HoldAsManyFramesAsEachBudgetHasRoomFor) {
 
 TEST(Tiers, AcquirePrefersTheAskedTierElseTheOther) {
   const auto tiers = make(1 * kBlock, 2 * kBlock);
-  EXPECT_EQ(tiers->tier_of(tiers->acquire(Tier::kWarm).value()), Tier::kWarm);
-  EXPECT_EQ(tiers->tier_of(tiers->acquire(Tier::kHot).value()), Tier::kHot);
-  const FrameId other = tiers->acquire(Tier::kHot).value();
+  EXPECT_EQ(tiers->tier_of(tiers->acquire(Tier::kWarm, kBlock).value()), Tier::kWarm);
+  EXPECT_EQ(tiers->tier_of(tiers->acquire(Tier::kHot, kBlock).value()), Tier::kHot);
+  const FrameId other = tiers->acquire(Tier::kHot, kBlock).value();
   EXPECT_EQ(tiers->tier_of(other), Tier::kWarm);
-  EXPECT_FALSE(tiers->acquire(Tier::kHot));
+  EXPECT_FALSE(tiers->acquire(Tier::kHot, kBlock));
   tiers->release(other);
-  EXPECT_EQ(tiers->tier_of(tiers->acquire(Tier::kWarm).value()), Tier::kWarm);
+  EXPECT_EQ(tiers->tier_of(tiers->acquire(Tier::kWarm, kBlock).value()), Tier::kWarm);
 }
 
 // Long and short sequences take turns, every second one goes: what is free lies scattered, and one
@@ -57,20 +57,21 @@ TEST(Tiers, AcquirePrefersTheAskedTierElseTheOther) {
 TEST(Tiers, InterleavedSequencesOfWhichEverySecondIsFreed) {
   const auto tiers = make(100 * kBlock, 100 * kBlock);
   std::vector<std::vector<FrameId>> sequences(20);
-  for (size_t taken = 0; tiers->free_frames() > 0; ++taken) {
+  for (size_t taken = 0; tiers->free_bytes() > 0; ++taken) {
     const size_t index = taken % sequences.size();
     const size_t length = index % 3 == 0 ? 3 : 1;
-    for (size_t i = 0; i < length && tiers->free_frames() > 0; ++i)
-      sequences[index].push_back(tiers->acquire(i % 2 == 0 ? Tier::kHot : Tier::kWarm).value());
+    for (size_t i = 0; i < length && tiers->free_bytes() > 0; ++i)
+      sequences[index].push_back(
+          tiers->acquire(i % 2 == 0 ? Tier::kHot : Tier::kWarm, kBlock).value());
   }
   size_t freed = 0;
   for (size_t index = 0; index < sequences.size(); index += 2) {
     for (const FrameId frame : sequences[index]) tiers->release(frame);
     freed += sequences[index].size();
   }
-  EXPECT_EQ(tiers->free_frames(), freed);
+  EXPECT_EQ(tiers->free_bytes(), freed * kBlock);
   std::set<uint32_t> promoted;
-  while (const auto frame = tiers->acquire(Tier::kWarm)) {
+  while (const auto frame = tiers->acquire(Tier::kWarm, kBlock)) {
     tiers->promote(*frame);
     promoted.insert(static_cast<uint32_t>(*frame));
   }
@@ -80,7 +81,8 @@ TEST(Tiers, InterleavedSequencesOfWhichEverySecondIsFreed) {
 
 TEST(Tiers, PromoteRechargesOnlyWhereHotHasRoom) {
   const auto tiers = make(1 * kBlock, 2 * kBlock);
-  const FrameId a = tiers->acquire(Tier::kWarm).value(), b = tiers->acquire(Tier::kWarm).value();
+  const FrameId a = tiers->acquire(Tier::kWarm, kBlock).value(),
+                b = tiers->acquire(Tier::kWarm, kBlock).value();
   std::fill_n(tiers->data(a), kBlock, std::byte{1});
   tiers->promote(a);
   tiers->promote(a);
@@ -95,7 +97,7 @@ TEST(Tiers, PromoteRechargesOnlyWhereHotHasRoom) {
 TEST(Tiers, FramesAreDistinctAlignedMemory) {
   const auto tiers = make(3 * kBlock, 3 * kBlock);
   std::set<std::byte*> places;
-  while (const auto frame = tiers->acquire(Tier::kWarm)) {
+  while (const auto frame = tiers->acquire(Tier::kWarm, kBlock)) {
     places.insert(tiers->data(*frame));
     EXPECT_EQ(reinterpret_cast<uintptr_t>(tiers->data(*frame)) % io::kAlignment, 0u);
     EXPECT_EQ(tiers->span(*frame).size(), kBlock);
@@ -120,7 +122,7 @@ TEST(Tiers, RandomSequencesStayWithinBudgetsAndCountPeaks) {
         const Tier asked = random() % 2 != 0 ? Tier::kHot : Tier::kWarm;
         const bool room =
             tiers->counters(asked).used_bytes + kBlock <= tiers->counters(asked).capacity_bytes;
-        const auto frame = tiers->acquire(asked);
+        const auto frame = tiers->acquire(asked, kBlock);
         ASSERT_EQ(frame.has_value(), held.size() < hot + warm);
         if (frame) held.push_back(*frame);
         if (frame) ASSERT_EQ(tiers->tier_of(*frame) == asked, room);
@@ -141,8 +143,49 @@ TEST(Tiers, RandomSequencesStayWithinBudgetsAndCountPeaks) {
         ASSERT_EQ(counters.peak_bytes, highest);
         ASSERT_LE(counters.used_bytes, counters.capacity_bytes);
       }
-      ASSERT_EQ(tiers->free_frames(), tiers->frames() - held.size());
+      ASSERT_EQ(tiers->free_bytes(), tiers->memory_bytes() - held.size() * kBlock);
     }
+  }
+}
+
+// Frames of a few lengths from both ends, as exact and sealed blocks are: none overlap, and once
+// all are back the memory is in one piece.
+TEST(Tiers, FramesOfUnlikeLengthsNeverOverlap) {
+  constexpr size_t kLengths[] = {4096, 12288, 20480, 65536};
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937_64 random(seed);
+    const auto tiers = Tiers::create({.block_bytes = 65536,
+                                      .blocks_per_group = 2,
+                                      .hot_bytes = 3 * 65536,
+                                      .warm_bytes = 5 * 65536})
+                           .value();
+    std::vector<FrameId> held;
+    for (int call = 0; call < 400; ++call) {
+      if (random() % 5 < 3) {
+        const size_t bytes = kLengths[random() % 4];
+        const uint64_t free = tiers->free_bytes();
+        const auto frame = tiers->acquire(random() % 2 == 0 ? Tier::kHot : Tier::kWarm, bytes,
+                                          random() % 2 == 0 ? End::kLow : End::kHigh);
+        if (!frame) continue;
+        EXPECT_EQ(tiers->span(*frame).size(), bytes);
+        EXPECT_EQ(tiers->free_bytes(), free - bytes);
+        held.push_back(*frame);
+      } else if (!held.empty()) {
+        std::swap(held[random() % held.size()], held.back());
+        tiers->release(held.back());
+        held.pop_back();
+      }
+      std::vector<std::span<std::byte>> spans;
+      for (const FrameId frame : held) spans.push_back(tiers->span(frame));
+      std::ranges::sort(spans, {}, [](const auto& span) { return span.data(); });
+      for (size_t i = 1; i < spans.size(); ++i)
+        ASSERT_GE(spans[i].data(), spans[i - 1].data() + spans[i - 1].size());
+    }
+    for (const FrameId frame : held) tiers->release(frame);
+    EXPECT_EQ(tiers->free_bytes(), tiers->memory_bytes());
+    EXPECT_TRUE(tiers->acquire(Tier::kWarm, 5 * 65536));
+    EXPECT_TRUE(tiers->acquire(Tier::kHot, 3 * 65536));
   }
 }
 
@@ -166,12 +209,8 @@ TEST(Tiers, GroupsPerWriteMakeFourMebibytesAndNeighboursOf128Kibibytes) {
       SCOPED_TRACE(std::to_string(block_kib) + " KiB x " + std::to_string(layers));
       const uint64_t block = block_kib << 10;
       const uint64_t group = block * layers;
-      const auto tiers = Tiers::create({.block_bytes = block,
-                                        .blocks_per_group = layers,
-                                        .hot_bytes = 0,
-                                        .warm_bytes = block})
-                             .value();
-      const uint64_t least = tiers->groups_per_write_min(), most = tiers->groups_per_write_max();
+      const uint64_t least = groups_per_write_min(group, layers);
+      const uint64_t most = groups_per_write_max(group);
       EXPECT_GE(least, 1u);
       EXPECT_LE(least, most);
       EXPECT_TRUE(most * group <= (16u << 20) || most == 1);
@@ -201,7 +240,8 @@ class CondemnedFrames : public ::testing::Test {
                                                          .clock = &clock_}},
                            ring_)
                  .value();
-    frames_ = {tiers_->acquire(Tier::kWarm).value(), tiers_->acquire(Tier::kWarm).value()};
+    frames_ = {tiers_->acquire(Tier::kWarm, kBlock).value(),
+               tiers_->acquire(Tier::kWarm, kBlock).value()};
     flash::PutValue value{.key = {std::byte{1}}, .lanes = {}};
     for (const FrameId frame : frames_) value.lanes.push_back(tiers_->span(frame));
     ASSERT_TRUE(tiers_->store_groups({value}, [&](Result<std::vector<flash::Handle>> outcome) {
@@ -216,7 +256,7 @@ class CondemnedFrames : public ::testing::Test {
   }
   void read_late(FrameId frame) {
     std::optional<Result<void>> outcome;
-    const flash::LaneRead read{.handle = &handle_, .memory = tiers_->data(frame)};
+    const Tiers::FrameRead read{.handle = &handle_, .frame = frame};
     ASSERT_TRUE(tiers_->load(0, {&read, 1}, [&](Result<void> result) { outcome = result; }));
     while (!outcome) tiers_->wait_for(kDeadlineNs);
     ASSERT_FALSE(*outcome);
@@ -234,18 +274,20 @@ class CondemnedFrames : public ::testing::Test {
 TEST_F(CondemnedFrames, StayChargedUntilTheDeviceLetsGo) {
   hang();
   read_late(frames_[0]);
+  const std::byte* const place = tiers_->data(frames_[0]);
   tiers_->release(frames_[0]);
   tiers_->release(frames_[1]);
   EXPECT_EQ(tiers_->condemned_frames(), 1u);
-  EXPECT_EQ(tiers_->free_frames(), 3u);
+  EXPECT_EQ(tiers_->free_bytes(), 3 * kBlock);
   EXPECT_EQ(tiers_->counters(Tier::kWarm).used_bytes, kBlock);
-  while (const auto frame = tiers_->acquire(Tier::kWarm)) EXPECT_NE(*frame, frames_[0]);
+  while (const auto frame = tiers_->acquire(Tier::kWarm, kBlock))
+    EXPECT_NE(tiers_->data(*frame), place);
   ring_.set_plan({});
   ring_.release_hung();
   while (tiers_->poll() > 0) continue;
   EXPECT_EQ(tiers_->condemned_frames(), 0u);
-  EXPECT_EQ(tiers_->free_frames(), 1u);
-  EXPECT_EQ(tiers_->acquire(Tier::kWarm), frames_[0]);
+  EXPECT_EQ(tiers_->free_bytes(), 1 * kBlock);
+  EXPECT_EQ(tiers_->data(tiers_->acquire(Tier::kWarm, kBlock).value()), place);
   handle_ = {};
 }
 
@@ -256,16 +298,16 @@ TEST_F(CondemnedFrames, AFrameThatIsKeptThroughALateReadIsFreedAsUsual) {
   ring_.release_hung();
   while (tiers_->poll() > 0) continue;
   EXPECT_EQ(tiers_->condemned_frames(), 0u);
-  EXPECT_EQ(tiers_->free_frames(), 2u);
+  EXPECT_EQ(tiers_->free_bytes(), 2 * kBlock);
   tiers_->release(frames_[0]);
-  EXPECT_EQ(tiers_->free_frames(), 3u);
+  EXPECT_EQ(tiers_->free_bytes(), 3 * kBlock);
   handle_ = {};
 }
 
 TEST_F(CondemnedFrames, AFailedReadCondemnsNothing) {
   ring_.set_plan({.read_error = 1});
   std::optional<Result<void>> outcome;
-  const flash::LaneRead read{.handle = &handle_, .memory = tiers_->data(frames_[0])};
+  const Tiers::FrameRead read{.handle = &handle_, .frame = frames_[0]};
   ASSERT_TRUE(tiers_->load(1, {&read, 1}, [&](Result<void> result) {
     outcome = result;
     tiers_->release(frames_[0]);
@@ -273,7 +315,7 @@ TEST_F(CondemnedFrames, AFailedReadCondemnsNothing) {
   while (!outcome) ASSERT_GT(tiers_->wait(), 0u);
   EXPECT_FALSE(*outcome);
   EXPECT_EQ(tiers_->condemned_frames(), 0u);
-  EXPECT_EQ(tiers_->free_frames(), 3u);
+  EXPECT_EQ(tiers_->free_bytes(), 3 * kBlock);
   handle_ = {};
 }
 

@@ -1,0 +1,136 @@
+#include "apps/quality.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <span>
+
+#include "apps/command.h"
+#include "engine/sampler.h"
+
+namespace hifc::apps {
+namespace {
+
+using engine::ReferenceMode;
+
+double log_sum_exp(std::span<const float> logits) {
+  const double top = *std::ranges::max_element(logits);
+  double sum = 0;
+  for (const float logit : logits) sum += std::exp(logit - top);
+  return top + std::log(sum);
+}
+
+struct TokenQuality {
+  double nll = 0, kl = 0;
+  bool top1_agreed = false;
+};
+
+TokenQuality compare(std::span<const float> reference, std::span<const float> logits,
+                     int32_t next) {
+  const double reference_norm = log_sum_exp(reference), norm = log_sum_exp(logits);
+  TokenQuality quality;
+  quality.nll = norm - logits[static_cast<size_t>(next)];
+  for (size_t i = 0; i < reference.size(); ++i) {
+    const double log_p = reference[i] - reference_norm;
+    quality.kl += std::exp(log_p) * (log_p - (logits[i] - norm));
+  }
+  quality.top1_agreed = engine::argmax(reference) == engine::argmax(logits);
+  return quality;
+}
+
+void add(Quality& quality, const TokenQuality& token) {
+  quality.nll += token.nll;
+  quality.kl += token.kl;
+  quality.top1_agreed += token.top1_agreed ? 1 : 0;
+  ++quality.tokens;
+}
+
+}  // namespace
+
+Result<std::vector<int32_t>> tokens_of(const engine::Model& model, const Config& config,
+                                       const std::string& file, uint32_t count) {
+  HIFC_ASSIGN(const std::string text, read_text(file));
+  HIFC_ASSIGN(std::vector<int32_t> tokens, model.tokenize(text, false));
+  if (count > tokens.size())
+    return failure(Code::kInvalid, fmt::format("--tokens {} is more than the {} of '{}'", count,
+                                               tokens.size(), file));
+  HIFC_ASSIGN(const engine::Budget budget, engine::plan_budget(config, model));
+  if (count != 0) tokens.resize(count);
+  tokens.resize(std::min<size_t>(tokens.size(), budget.context_tokens));
+  if (tokens.size() < 2)
+    return failure(Code::kInvalid,
+                   fmt::format("{} tokens of text leave nothing to predict", tokens.size()));
+  return tokens;
+}
+
+double saved_share(const kv::GroupLayout& layout) {
+  return 1 - layout.token_bytes() / (layout.layers() * layout.exact.token_bytes());
+}
+
+Result<size_t> QualityRuns::add(engine::EngineOptions options) {
+  options.outputs_max = piece_tokens_;
+  options.cancelled = &interrupted();
+  HIFC_ASSIGN(auto engine, engine::Engine::create(model_, pool_, std::move(options)));
+  piece_tokens_ = std::min(piece_tokens_, engine->ubatch_tokens());
+  engines_.push_back({.engine = std::move(engine), .quality = {}});
+  return engines_.size() - 1;
+}
+
+Result<void> QualityRuns::add_llama() {
+  constexpr std::array<ReferenceMode, kLlamaRuns> modes = {ReferenceMode::kF32, ReferenceMode::kF16,
+                                                           ReferenceMode::kF16FlashAttention};
+  for (const ReferenceMode mode : modes) {
+    HIFC_ASSIGN(auto run,
+                engine::Reference::create(model_, pool_,
+                                          {.mode = mode,
+                                           .context_tokens = static_cast<uint32_t>(tokens_.size()),
+                                           .ubatch_tokens = piece_tokens_,
+                                           .outputs_max = piece_tokens_}));
+    llama_.push_back(std::move(run));
+  }
+  return {};
+}
+
+Result<void> QualityRuns::run(Progress& progress) {
+  HIFC_TRY(add_llama());
+  for (size_t at = 0; at + 1 < tokens_.size(); at += piece_tokens_) {
+    HIFC_TRY(piece(at));
+    progress.update(std::min(at + piece_tokens_, tokens_.size()));
+  }
+  progress.finish();
+  return {};
+}
+
+std::span<const float> QualityRuns::logits(size_t run, uint32_t row) const {
+  return run < kLlamaRuns ? llama_[run]->logits(row)
+                          : engines_[run - kLlamaRuns].engine->logits(row);
+}
+
+Result<void> QualityRuns::piece(size_t at) {
+  const size_t count = std::min<size_t>(piece_tokens_, tokens_.size() - at);
+  const auto tokens = std::span(tokens_).subspan(at, count);
+  for (Run& run : engines_)
+    HIFC_TRY(run.engine->step(tokens, engine::Outputs::kAll, cache::StepKind::kPrompt));
+  for (auto& run : llama_) HIFC_TRY(run->step(tokens, /*all_outputs=*/true));
+  // The text's last token has nothing to predict.
+  const auto rows = static_cast<uint32_t>(std::min(count, tokens_.size() - 1 - at));
+  const size_t runs = kLlamaRuns + engines_.size();
+  std::vector<TokenQuality> qualities(rows * runs);
+  pool_.run(rows, [&](uint32_t row, uint32_t) {
+    for (size_t run = 0; run < runs; ++run)
+      qualities[row * runs + run] =
+          compare(logits(kF32, row), logits(run, row), tokens_[at + row + 1]);
+  });
+  for (size_t row = 0; row < rows; ++row)
+    for (size_t run = 0; run < runs; ++run)
+      apps::add(run < kLlamaRuns ? llama_quality_[run] : engines_[run - kLlamaRuns].quality,
+                qualities[row * runs + run]);
+  return {};
+}
+
+double QualityRuns::kl_floor() const {
+  return std::min(llama_quality_[kF16].mean_kl(), llama_quality_[kF16FlashAttention].mean_kl());
+}
+
+}  // namespace hifc::apps

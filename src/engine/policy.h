@@ -1,0 +1,35 @@
+// Which codecs each layer's K and V get: by name, or from a file that `hifc tune quality` wrote.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "base/result.h"
+#include "engine/model.h"
+#include "kv/codec.h"
+
+namespace hifc::engine {
+
+// "f16", "reference", "auto35" ...; for help and failures.
+std::span<const std::string_view> policy_names();
+
+// The policy of that name for a model of so many layers; kInvalid for any other name.
+//
+//   f16        nothing is encoded
+//   reference  by relative depth: K in 8 bits in the first quarter of the layers, in 4 bits in the
+//              middle half; all else F16 (the table of the published system)
+//   auto35, auto60, auto75, auto80
+//              at least so many percent fewer bytes than F16, scales and mins included; the best
+//              uniform choice on SmolLM2 (docs/measurements.md)
+Result<kv::CodecPolicy> named_policy(std::string_view name, uint32_t layers);
+
+// What Config::policy says: a name, or the path of a policy file, which has a '/' or ends in
+// ".yaml" or ".yml". kInvalid where it is neither, or for another model than this one; kIo.
+Result<kv::CodecPolicy> resolve_policy(const std::string& policy, const Model& model);
+
+// The file that resolve_policy() reads for this model. kIo.
+Result<void> write_policy(const std::string& path, const kv::CodecPolicy& policy,
+                          const Model& model, std::string_view comment);
+
+}  // namespace hifc::engine

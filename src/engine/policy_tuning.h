@@ -1,0 +1,37 @@
+// Choosing a policy from what each layer's attention loses by each codec.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <vector>
+
+#include "base/result.h"
+#include "kv/codec.h"
+#include "kv/shape.h"
+
+namespace hifc::engine {
+
+// From the most bits to the fewest.
+inline constexpr std::array kLossyCodecs = {kv::Codec::kI8, kv::Codec::kI4, kv::Codec::kI3,
+                                            kv::Codec::kI2};
+
+// Relative L2 errors of one layer's attention output (recovery.h), by index into kLossyCodecs.
+struct LayerSensitivity {
+  std::array<double, kLossyCodecs.size()> k = {};  // with K encoded alone
+  std::array<double, kLossyCodecs.size()> v = {};
+};
+using Sensitivity = std::vector<LayerSensitivity>;  // [layer]
+
+// Of both together, as if the two were independent of each other.
+double error_of(const LayerSensitivity& layer, kv::LayerCodecs codecs);
+
+// The least sum of squared errors of all layers with at least this share of F16's bytes saved,
+// scales and mins included. kInvalid where no codec saves so much.
+Result<kv::CodecPolicy> policy_saving(const Sensitivity& sensitivity, const kv::ModelShape& shape,
+                                      double share);
+
+// The fewest bytes with every layer's error at most 1 - recovery.
+kv::CodecPolicy policy_recovering(const Sensitivity& sensitivity, const kv::ModelShape& shape,
+                                  double recovery);
+
+}  // namespace hifc::engine

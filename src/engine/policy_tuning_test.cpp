@@ -1,0 +1,139 @@
+#include "engine/policy_tuning.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+#include <string>
+
+#include "engine/policy.h"
+#include "kv/layout.h"
+
+namespace hifc::engine {
+namespace {
+
+using kv::Codec;
+
+kv::ModelShape shape_of(uint32_t layers) {
+  return {.layers = layers,
+          .query_heads = 2,
+          .kv_heads = 1,
+          .head_dim = 64,
+          .window = std::vector<uint32_t>(layers)};
+}
+
+double saved(const kv::ModelShape& shape, const kv::CodecPolicy& policy) {
+  const auto layout = kv::GroupLayout::make(shape, 64, policy).value();
+  return 1 - layout.token_bytes() / (shape.layers * layout.exact.token_bytes());
+}
+
+double squared_error(const Sensitivity& sensitivity, const kv::CodecPolicy& policy) {
+  double sum = 0;
+  for (size_t i = 0; i < policy.size(); ++i)
+    sum += std::pow(error_of(sensitivity[i], policy[i]), 2);
+  return sum;
+}
+
+// Errors that grow as bits go, more in some layers than in others.
+Sensitivity random_sensitivity(uint32_t layers, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::uniform_real_distribution<double> scale(0.2, 5);
+  Sensitivity sensitivity(layers);
+  for (LayerSensitivity& layer : sensitivity) {
+    const double k = scale(random), v = scale(random);
+    layer.k = {0.002 * k, 0.03 * k, 0.07 * k, 0.2 * k};
+    layer.v = {0.001 * v, 0.02 * v, 0.04 * v, 0.1 * v};
+  }
+  return sensitivity;
+}
+
+TEST(PolicySaving, SavesWhatIsAskedForAndLittleMore) {
+  const kv::ModelShape shape = shape_of(30);
+  for (uint64_t seed = 1; seed <= 20; ++seed)
+    for (const double share : {0.01, 0.25, 0.35, 0.6, 0.75, 0.8, 0.84}) {
+      SCOPED_TRACE("seed " + std::to_string(seed) + ", share " + std::to_string(share));
+      const auto policy = policy_saving(random_sensitivity(30, seed), shape, share);
+      ASSERT_TRUE(policy) << policy.error().message();
+      EXPECT_GE(saved(shape, *policy), share);
+      // One part of one layer by one bit is 0.1 % of all; from F16 to 8 bits it is 0.8 %.
+      EXPECT_LT(saved(shape, *policy), share + 0.009);
+    }
+}
+
+TEST(PolicySaving, IsNoWorseThanAUniformPolicyOfAsManyBytes) {
+  const kv::ModelShape shape = shape_of(30);
+  const Sensitivity sensitivity = random_sensitivity(30, 5);
+  for (const char* name : {"auto35", "auto60", "auto75", "auto80"}) {
+    const kv::CodecPolicy uniform = named_policy(name, 30).value();
+    const auto tuned = policy_saving(sensitivity, shape, saved(shape, uniform));
+    ASSERT_TRUE(tuned);
+    EXPECT_LE(squared_error(sensitivity, *tuned), squared_error(sensitivity, uniform) * (1 + 1e-9))
+        << name;
+    if (name != std::string("auto35"))  // which has no layer that may give to another
+      EXPECT_LT(squared_error(sensitivity, *tuned), 0.95 * squared_error(sensitivity, uniform))
+          << name;
+  }
+}
+
+TEST(PolicySaving, RefusesWhatNoCodecSaves) {
+  const auto refused = policy_saving(random_sensitivity(4, 1), shape_of(4), 0.9);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, Code::kInvalid);
+  EXPECT_NE(refused.error().message().find("2 bits everywhere save 84.4 %"), std::string::npos)
+      << refused.error().message();
+}
+
+TEST(PolicyRecovering, KeepsEveryLayerAboveTheShareInTheFewestBytes) {
+  const kv::ModelShape shape = shape_of(12);
+  const Sensitivity sensitivity = random_sensitivity(12, 9);
+  double last = 0;
+  for (const double recovery : {0.9999, 0.99, 0.95, 0.8}) {
+    const kv::CodecPolicy policy = policy_recovering(sensitivity, shape, recovery);
+    for (size_t layer = 0; layer < policy.size(); ++layer)
+      EXPECT_LE(error_of(sensitivity[layer], policy[layer]), 1 - recovery);
+    EXPECT_GE(saved(shape, policy), last);
+    last = saved(shape, policy);
+  }
+  EXPECT_GT(last, 0.6);
+  EXPECT_EQ(policy_recovering(sensitivity, shape, 0.9999), named_policy("f16", 12).value());
+}
+
+TEST(NamedPolicy, SavesWhatItsNameSays) {
+  const kv::ModelShape shape = shape_of(32);
+  EXPECT_EQ(saved(shape, named_policy("f16", 32).value()), 0);
+  EXPECT_GE(saved(shape, named_policy("auto35", 32).value()), 0.35);
+  EXPECT_GE(saved(shape, named_policy("auto60", 32).value()), 0.60);
+  EXPECT_GE(saved(shape, named_policy("auto75", 32).value()), 0.75);
+  EXPECT_GE(saved(shape, named_policy("auto80", 32).value()), 0.80);
+}
+
+TEST(NamedPolicy, ReferenceGoesByRelativeDepth) {
+  for (const uint32_t layers : {1u, 4u, 30u, 32u, 80u}) {
+    const kv::CodecPolicy policy = named_policy("reference", layers).value();
+    ASSERT_EQ(policy.size(), layers);
+    for (uint32_t layer = 0; layer < layers; ++layer) {
+      const Codec expected = 4 * layer < layers       ? Codec::kI8
+                             : 4 * layer < 3 * layers ? Codec::kI4
+                                                      : Codec::kF16;
+      EXPECT_EQ(policy[layer].k, expected) << layer << " of " << layers;
+      EXPECT_EQ(policy[layer].v, Codec::kF16);
+    }
+  }
+  // Layers 1-8, 9-24 and 25-32 of 32.
+  const kv::CodecPolicy policy = named_policy("reference", 32).value();
+  EXPECT_EQ(policy[7].k, Codec::kI8);
+  EXPECT_EQ(policy[8].k, Codec::kI4);
+  EXPECT_EQ(policy[23].k, Codec::kI4);
+  EXPECT_EQ(policy[24].k, Codec::kF16);
+}
+
+TEST(NamedPolicy, RefusesOtherNames) {
+  const auto refused = named_policy("auto42", 32);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().message(),
+            "policy 'auto42' is none of f16, reference, auto35, auto60, auto75, auto80, nor the "
+            "path of a policy file (.yaml)");
+}
+
+}  // namespace
+}  // namespace hifc::engine
