@@ -63,7 +63,8 @@ struct Partials {
   float* o = nullptr;    // [count][head_dim], not yet divided by sum
 };
 
-// kAmx: AVX-512, and AMX tiles of BF16 for many rows (Sapphire Rapids and later).
+// kAmx: AVX-512, and AMX tiles of BF16 for encoded pages and for prompts (Sapphire Rapids and
+// later).
 enum class Isa : uint8_t { kPortable, kAvx2, kAvx512, kAmx };
 
 // One instruction set's kernels.
@@ -80,8 +81,8 @@ struct Kernels {
                        std::byte* scratch, const Partials& out) = nullptr;
 
   // The same for prompts, whose steps have many rows, with scratch of its own size. Where
-  // `prompts_differ`, its bits are not those of attend_split, and infinite inputs give NaN: a token
-  // is computed with one of them throughout.
+  // `prompts_differ`, its bits are not those of attend_split, and infinite inputs give NaN (in
+  // attend_split those of encoded pages do): a token is computed with one of them throughout.
   bool prompts_differ = false;
   size_t (*prompt_scratch_bytes)(const HeadParameters&, uint32_t rows) = nullptr;
   void (*attend_split_prompt)(const HeadParameters&, const SplitPages&, const QueryRows&,

@@ -440,17 +440,18 @@ TEST(AttentionKernels, HiddenTokensHaveNoInfluence) {
 }
 
 TEST(AttentionKernels, NotANumberStaysVisible) {
-  const Pages pages(64, 4);
+  const Pages exact(64, 4), encoded(64, 4, all_of(Codec::kI4, Codec::kI4));
   Rows rows = make_rows(2, 64, Visible::kFull);
   // The usual one, what x86 makes of 0 / 0, and F16 numbers widened.
   for (const uint32_t bits : {0x7fc00000u, 0xffc00000u, 0x7fffe000u, 0xffffe000u}) {
     rows.q[70] = std::bit_cast<float>(bits);
-    for (const Kernels& kernels : available_algorithms()) {
-      State state = attend(kernels, head_of(64), pages.view(), rows);
-      const std::vector<float> out = finish(kernels, head_of(64), state);
-      EXPECT_FALSE(std::isnan(out[0])) << to_string(kernels.isa);
-      EXPECT_TRUE(std::isnan(out[64])) << to_string(kernels.isa);
-    }
+    for (const Pages* pages : {&exact, &encoded})
+      for (const Kernels& kernels : available_algorithms()) {
+        State state = attend(kernels, head_of(64), pages->view(), rows);
+        const std::vector<float> out = finish(kernels, head_of(64), state);
+        EXPECT_FALSE(std::isnan(out[0])) << to_string(kernels.isa);
+        EXPECT_TRUE(std::isnan(out[64])) << to_string(kernels.isa);
+      }
   }
 }
 

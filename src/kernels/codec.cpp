@@ -65,6 +65,7 @@ void encode(const PageFormat& format, const uint16_t* page, std::byte* encoded) 
 void decode(const PageFormat& format, RowRange rows, const std::byte* encoded, float* out) {
   HIFC_DCHECK(format.columns % kUnitColumns == 0 && format.columns <= 512);
   HIFC_DCHECK(rows.count <= format.rows && rows.first <= format.rows - rows.count);
+  if (rows.count == 0) return;  // `out` may be null
   for (size_t g = 0; g * kGroupColumns < format.columns; ++g)
     decode_rows({format, encoded, rows, g}, out + g * kGroupColumns, format.columns);
 }

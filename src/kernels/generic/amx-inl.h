@@ -28,7 +28,7 @@
 #include "hwy/highway.h"
 #include "kernels/generic/product-inl.h"
 
-#if HWY_TARGET == HWY_AVX3 && defined(__x86_64__)
+#if HIFC_AMX
 
 HWY_BEFORE_NAMESPACE();
 namespace hifc::kernels::HWY_NAMESPACE::amx {
@@ -278,5 +278,5 @@ void pack_b(const BlockSource<T>& from, std::byte* to) {
 }  // namespace hifc::kernels::HWY_NAMESPACE::amx
 HWY_AFTER_NAMESPACE();
 
-#endif  // HWY_TARGET == HWY_AVX3
+#endif  // HIFC_AMX
 #endif  // HIFC_KERNELS_GENERIC_AMX_INL_H_

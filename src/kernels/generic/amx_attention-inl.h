@@ -23,7 +23,7 @@
 #include "kernels/generic/rows-inl.h"
 #include "kernels/generic/softmax-inl.h"
 
-#if HWY_TARGET == HWY_AVX3 && defined(__x86_64__)
+#if HIFC_AMX
 
 HWY_BEFORE_NAMESPACE();
 namespace hifc::kernels::HWY_NAMESPACE::amx {
@@ -292,5 +292,5 @@ inline void attend_split(const HeadParameters& head, const SplitPages& pages, co
 }  // namespace hifc::kernels::HWY_NAMESPACE::amx
 HWY_AFTER_NAMESPACE();
 
-#endif  // HWY_TARGET == HWY_AVX3
+#endif  // HIFC_AMX
 #endif  // HIFC_KERNELS_GENERIC_AMX_ATTENTION_INL_H_

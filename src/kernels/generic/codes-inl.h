@@ -88,24 +88,26 @@ HWY_INLINE void pack_codes(const WordVector (&codes)[kGroupVectors], std::byte* 
   }
 }
 
-// The words that hold the codes of a vector's columns, the first of which is `column`.
+// The words that hold the codes of a vector's columns, the first of which is `column`. (Highway's
+// scalar target has no halves.)
 template <size_t kBits>
 HWY_INLINE WordVector load_words(const std::byte* plane, [[maybe_unused]] size_t column) {
   constexpr size_t kWords = kPlaneWords<kBits>;
   const WordTag d;
   const auto* words = reinterpret_cast<const uint32_t*>(plane);
-  if constexpr (kWords >= kFloatLanes) {
-    return hn::LoadU(d, words + column % kWords);
-  } else if constexpr (kWords == 2) {
+#if HWY_TARGET != HWY_SCALAR
+  if constexpr (kWords == 2) {
     uint64_t both = 0;
     std::memcpy(&both, plane, sizeof(both));
     return hn::BitCast(d, hn::Set(hn::Repartition<uint64_t, WordTag>(), both));
-  } else if constexpr (kWords == 4) {
+  } else if constexpr (kWords == 4 && kFloatLanes > 4) {
     return hn::LoadDup128(d, words);
-  } else {
+  } else if constexpr (kWords == 8 && kFloatLanes > 8) {
     const auto half = hn::LoadU(hn::Half<WordTag>(), words);
     return hn::Combine(d, half, half);
   }
+#endif
+  return hn::LoadU(d, words + column % kWords);
 }
 
 template <size_t kBits>
@@ -225,6 +227,7 @@ class CodeReader<3> {
                             << hn::Load(d, kNibbleShifts.high_left);
     nibbles_ = hn::IfVecThenElse(hn::Set(d, 0x33333333u), low, high);
   }
+  HWY_INLINE WordVector nibbles() const { return nibbles_; }
   HWY_INLINE FloatVector vector(size_t i) const {
     return kCodes3.look_up(nibbles_ >> hn::Load(WordTag(), kNibbleShifts.index_right[i]));
   }

@@ -35,6 +35,14 @@ inline constexpr uint32_t kDepthStep = 4;  // steps per round of the loop, to am
 #define HIFC_UNROLL _Pragma("GCC unroll 8")
 #endif
 
+// Whether this target's kernels include those on AMX tiles.
+#undef HIFC_AMX
+#if HWY_TARGET == HWY_AVX3 && defined(__x86_64__)
+#define HIFC_AMX 1
+#else
+#define HIFC_AMX 0
+#endif
+
 enum class Start : uint8_t { kFromZero, kFromOut };
 
 // out[r][c] = start + base[r] + a[r][0] * b[0][c] + a[r][1] * b[1][c] + ..., fused step by step in
