@@ -180,16 +180,22 @@ class DecodeBench {
         std::ranges::find_if(hifc_, [](const auto& each) { return each->hot_ratio() == 1.0; });
     for (auto& each : hifc_) {
       HIFC_ASSIGN(Json metrics, metrics_of(*each, median((*all_hot)->ms)));
-      report.add_row(fmt::format("decode.ctx{}.hot{:.2f}.fp16.exact", context, each->hot_ratio()),
-                     std::move(metrics), targets(context, each->hot_ratio()));
+      report.add_row(fmt::format("decode.ctx{}.hot{:.2f}.{}.exact", context, each->hot_ratio(),
+                                 policy_label(bench_.config.policy)),
+                     std::move(metrics), targets(context, each->hot_ratio(), bench_.config.policy));
     }
     return {};
   }
 
-  static std::vector<BenchReport::Target> targets(uint32_t context, double hot_ratio) {
+  static std::vector<BenchReport::Target> targets(uint32_t context, double hot_ratio,
+                                                  const std::string& policy) {
     using Bound = BenchReport::Bound;
+    const double long_context = policy == "auto75" ? 2.5 : 2.3;
     if (hot_ratio == 1.0)
-      return {{"speedup", Bound::kAtLeast, context >= 8000 ? 2.3 : context <= 512 ? 0.97 : 1.0}};
+      return {{"speedup", Bound::kAtLeast,
+               context >= 8000  ? long_context
+               : context <= 512 ? 0.97
+                                : 1.0}};
     if (context >= 8000 && hot_ratio == 0.6) return {{"roofline_ratio", Bound::kAtMost, 1.25}};
     return {};
   }

@@ -35,6 +35,12 @@ std::shared_ptr<ModelBenchOptions> add_model_bench_options(CLI::App& command,
   return options;
 }
 
+std::string policy_label(const std::string& policy) {
+  if (policy == "f16") return "fp16";
+  const std::string file = policy.substr(policy.find_last_of('/') + 1);
+  return file.substr(0, file.find_last_of('.'));
+}
+
 Result<void> ModelBench::prepare(uint64_t tokens_needed) {
   HIFC_ASSIGN(config, options.config->resolve());
   config.resume = false;  // every contender computes what it is measured on

@@ -35,6 +35,9 @@ struct ModelBenchDefaults {
 std::shared_ptr<ModelBenchOptions> add_model_bench_options(CLI::App& command,
                                                            ModelBenchDefaults defaults);
 
+// A policy's name in rows: "fp16", "auto75", or a policy file's name without its ending.
+std::string policy_label(const std::string& policy);
+
 // Everything that its engines store is removed with it.
 struct ModelBench {
   const ModelBenchOptions& options;

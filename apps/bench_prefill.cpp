@@ -41,7 +41,8 @@ class PrefillBench {
       HIFC_TRY(bench_.time(nofa_s, [&] { return nofa_->prefill(prefix); }));
       speedups.push_back(std::min(fa_s.back(), nofa_s.back()) / hifc_s.back());
     }
-    report.add_row(fmt::format("prefill.ctx{}", context),
+    const std::string label = policy_label(bench_.config.policy);
+    report.add_row(fmt::format("prefill.ctx{}{}", context, label == "fp16" ? "" : "." + label),
                    {{"hifc_s", median(hifc_s)},
                     {"llama_fa_s", median(fa_s)},
                     {"llama_nofa_s", median(nofa_s)},

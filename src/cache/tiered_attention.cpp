@@ -92,7 +92,10 @@ uint32_t TieredAttention::tiles() const {
 
 void TieredAttention::begin(const LayerInput& input, const Span& span) {
   input_ = input;
-  head_ = {.head_dim = shape_.head_dim, .scale = input.scale, .softcap = input.softcap};
+  head_ = {.head_dim = shape_.head_dim,
+           .scale = input.scale,
+           .softcap = input.softcap,
+           .group_size = group_size_};
   kind_ = span.kind;
   layer_codecs_ = span.codecs;
   position_ = span.position, tokens_ = span.tokens, rows_ = span.tokens * group_size_;

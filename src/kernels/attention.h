@@ -29,6 +29,9 @@ struct HeadParameters {
   uint32_t head_dim = 0;  // multiple of 16, at most 512
   float scale = 1.0f;     // applied to q.k
   float softcap = 0.0f;   // 0: none; else s = softcap * tanh(s / softcap) after scaling
+  // Query heads that share the KV head. Kernels may choose by it how to compute, never by how many
+  // rows a call has.
+  uint32_t group_size = 1;
 };
 
 struct Page {

@@ -176,7 +176,7 @@ class Blocks {
 struct Call {
   Call(const Kernels& implementation, uint32_t head_dim, uint32_t rows)
       : kernels(implementation),
-        head{head_dim, 0.1f, 0.0f},
+        head{.head_dim = head_dim, .scale = 0.1f, .softcap = 0.0f, .group_size = rows},
         q(size_t{rows} * head_dim, 0.25f),
         o(size_t{rows} * head_dim, 0.0f),
         scratch(

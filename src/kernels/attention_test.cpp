@@ -289,8 +289,12 @@ Reference reference(const HeadParameters& head, const Pages& pages, const Rows& 
   return result;
 }
 
+// A group so large that AMX takes tiles for encoded pages.
 HeadParameters head_of(uint32_t head_dim, float softcap = 0.0f) {
-  return {head_dim, 1.0f / std::sqrt(static_cast<float>(head_dim)), softcap};
+  return {.head_dim = head_dim,
+          .scale = 1.0f / std::sqrt(static_cast<float>(head_dim)),
+          .softcap = softcap,
+          .group_size = 8};
 }
 
 // Scores are of order 1..10 with errors of some 1e-6; weights and outputs inherit these.

@@ -165,11 +165,17 @@ inline size_t codes_scratch_bytes(const HeadParameters& head, uint32_t rows) {
          CodeScratch::bytes((depth + kTileDepth - 1) / kTileDepth);
 }
 
+// From this many query heads on, tiles are faster than vectors over encoded pages (measured: with 4
+// rows 0.9 to 1.05 times as fast, with 8 rows 1.4 to 1.6).
+inline constexpr uint32_t kTileGroup = 5;
+
 inline void attend_split_with_codes(const HeadParameters& head, const SplitPages& pages,
                                     const QueryRows& rows, std::byte* scratch,
                                     const Partials& out) {
   const auto on_tiles = [](const Page& page) { return suits_tiles<Units::kTiles>(page.codec); };
-  if (std::ranges::none_of(pages.k, on_tiles) && std::ranges::none_of(pages.v, on_tiles))
+  const bool none =
+      std::ranges::none_of(pages.k, on_tiles) && std::ranges::none_of(pages.v, on_tiles);
+  if (none || head.group_size < kTileGroup)
     return HWY_NAMESPACE::attend_split<Units::kVectors>(head, pages, rows, scratch, out);
   const Tiles tiles(2 * tile_rows_of(rows.count));
   HWY_NAMESPACE::attend_split<Units::kTiles>(head, pages, rows, scratch, out);
