@@ -83,6 +83,7 @@ class QualityBench {
   Result<int> operator()() {
     HIFC_ASSIGN(config_, options_.config->resolve());
     config_.flash_cache_size = 0;
+    config_.deterministic = false;
     HIFC_ASSIGN(model_, engine::Model::load(options_.model));
     for (const std::string& name : options_.policies) {
       HIFC_ASSIGN(auto policy, engine::resolve_policy(name, *model_));

@@ -61,6 +61,7 @@ class Tune {
     HIFC_TRY(check_goal());
     HIFC_ASSIGN(config_, options_.config->resolve());
     config_.policy = "f16";
+    config_.deterministic = false;
     config_.flash_cache_size = 0;
     HIFC_ASSIGN(model_, engine::Model::load(options_.model));
     HIFC_ASSIGN(pool_, engine::ThreadPool::create(config_.threads));
@@ -77,6 +78,11 @@ class Tune {
 
  private:
   Result<void> check_goal() {
+    if (!engine::is_policy_path(options_.output_path))
+      return failure(Code::kInvalid,
+                     fmt::format("-o '{}' would not be taken for a file by --policy: give it an "
+                                 "ending of .yaml or a path with a '/'",
+                                 options_.output_path));
     if (options_.save_bytes.empty() == (options_.recovery == 0))
       return failure(Code::kInvalid, "give one of --save-bytes SHARE and --recovery SHARE");
     if (options_.save_bytes.empty()) return {};

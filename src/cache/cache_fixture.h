@@ -86,6 +86,7 @@ using Outputs = std::vector<float>;  // [layer][position][query_heads][head_dim]
 struct CacheSetup {
   uint32_t block_tokens = 256;
   kv::CodecPolicy codecs = {};
+  uint32_t chunk = 256;     // the most tokens of a step
   uint32_t hot_frames = 0;  // exact blocks, as the next
   uint32_t warm_frames = 0;
   bool flash = false;
@@ -107,13 +108,15 @@ inline uint32_t frames_of(uint64_t bytes, const kv::GroupLayout& layout) {
   return static_cast<uint32_t>((bytes + frame - 1) / frame);
 }
 
-// Room for everything, in chunks of at most 256 tokens.
+// Room for everything, in chunks between multiples of `chunk`.
 inline CacheSetup in_memory(const kv::ModelShape& shape, uint32_t tokens,
-                            uint32_t block_tokens = 256, const kv::CodecPolicy& codecs = {}) {
+                            uint32_t block_tokens = 256, const kv::CodecPolicy& codecs = {},
+                            uint32_t chunk = 256) {
   const auto layout = kv::GroupLayout::make(shape, block_tokens, codecs).value();
   return {.block_tokens = block_tokens,
           .codecs = codecs,
-          .warm_frames = frames_of(KvCache::bytes_for_all(layout, tokens, 256), layout)};
+          .chunk = chunk,
+          .warm_frames = frames_of(KvCache::bytes_for_all(layout, tokens, chunk), layout)};
 }
 
 // As little memory as chunks of `chunk` tokens can run in.
@@ -124,6 +127,7 @@ inline CacheSetup minimum(const kv::ModelShape& shape, uint32_t block_tokens, ui
       std::max(KvCache::bytes_min(layout), KvCache::bytes_for_ubatch(layout, chunk));
   return {.block_tokens = block_tokens,
           .codecs = codecs,
+          .chunk = chunk,
           .warm_frames = frames_of(bytes, layout),
           .flash = true};
 }
@@ -139,12 +143,14 @@ class Session {
   Result<void> open() {
     HIFC_ASSIGN(layout_, kv::GroupLayout::make(inputs_.shape, setup_.block_tokens, setup_.codecs));
     const size_t frame = layout_.block_bytes_max();
-    tier::TiersOptions options{.block_bytes = frame,
-                               .blocks_per_group = inputs_.shape.layers,
-                               .hot_bytes = setup_.hot_frames * frame,
-                               .warm_bytes = setup_.warm_frames * frame,
-                               .flash = {},
-                               .ring = setup_.ring};
+    tier::TiersOptions options{
+        .block_bytes = frame,
+        .blocks_per_group = inputs_.shape.layers,
+        .hot_bytes = setup_.hot_frames * frame,
+        .warm_bytes = setup_.warm_frames * frame,
+        .exact_bytes = KvCache::exact_bytes(layout_, setup_.chunk, setup_.flash),
+        .flash = {},
+        .ring = setup_.ring};
     if (setup_.flash)
       options.flash = flash::StoreOptions{.directory = store_path().string(),
                                           .capacity_bytes = setup_.flash_bytes,

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 
 #include "base/check.h"
@@ -39,39 +40,71 @@ uint32_t first_exact(uint32_t position) {
   return position < kExactTokens ? 0 : (position - kExactTokens) / kPageTokens * kPageTokens;
 }
 
-// The most groups that a chunk touches or leaves unsealed. Chunks begin at multiples of `ubatch`.
-uint32_t open_groups(const kv::GroupLayout& layout, uint32_t ubatch) {
+// Of steps that begin anywhere on the grid of `ubatch`.
+struct GroupsOfStep {
+  uint32_t filled = 0;  // that a step touches
+  uint32_t open = 0;    // and those before it that are not sealed when it begins
+  uint32_t sealed = 0;  // that it seals in part or to the end
+};
+
+GroupsOfStep most_groups(const kv::GroupLayout& layout, uint32_t ubatch) {
   const uint32_t block = layout.block_tokens();
-  uint32_t most = 0;
+  GroupsOfStep most;
   for (uint32_t at = 0; at < block; at += std::gcd(ubatch, block)) {
-    const uint32_t position = at + block * (1 + kExactTokens / block);  // far enough from 0
-    const uint32_t first = layout.lossy() ? first_exact(position) : position;
-    most = std::max(most, (position + ubatch - 1) / block - first / block + 1);
+    const uint32_t position = at + (kExactTokens / block + 2) * block + ubatch / block * block;
+    const uint32_t last = (position + ubatch - 1) / block;
+    const uint32_t sealed_from = first_exact(position - ubatch), sealed_to = first_exact(position);
+    most.filled = std::max(most.filled, last - position / block + 1);
+    most.open = std::max(most.open, last - sealed_to / block + 1);
+    if (sealed_to > sealed_from)
+      most.sealed = std::max(most.sealed, (sealed_to - 1) / block - sealed_from / block + 1);
   }
   return most;
 }
 
-// Exact blocks and sealed ones have different lengths, and what is free may lie in pieces.
+// Of a group, in the layers whose tokens are written where they stay.
+uint64_t unsealed_layers_bytes(const kv::GroupLayout& layout) {
+  uint64_t bytes = 0;
+  for (const kv::BlockLayout& sealed : layout.sealed)
+    if (!sealed.lossy()) bytes += sealed.block_bytes();
+  return bytes;
+}
+
+// Blocks of several lengths leave pieces between them, and each of two tiers may have a rest.
 uint64_t slack_bytes(const kv::GroupLayout& layout) {
-  return layout.lossy() ? 2 * layout.block_bytes_max() : 0;
+  if (!layout.lossy()) return 0;
+  const auto length = [](const kv::BlockLayout& sealed) { return sealed.block_bytes(); };
+  const bool one_length = std::ranges::adjacent_find(layout.sealed, std::ranges::not_equal_to(),
+                                                     length) == layout.sealed.end();
+  return 2 * layout.block_bytes_max() + (one_length ? 0 : layout.sealed_bytes());
 }
 
 }  // namespace
+
+uint64_t KvCache::exact_bytes(const kv::GroupLayout& layout, uint32_t ubatch, bool cold_tier) {
+  const auto lossy = std::ranges::count_if(layout.sealed, &kv::BlockLayout::lossy);
+  // One more for a group that is lost and computed again.
+  const uint64_t groups = most_groups(layout, ubatch).open + (cold_tier ? 1 : 0);
+  return groups * static_cast<uint64_t>(lossy) * layout.exact.block_bytes();
+}
 
 uint64_t KvCache::bytes_min(const kv::GroupLayout& layout) {
   return bytes_for_ubatch(layout, kPageTokens);
 }
 
 uint64_t KvCache::bytes_for_ubatch(const kv::GroupLayout& layout, uint32_t ubatch) {
-  const uint64_t open = std::max(open_groups(layout, ubatch), 2u) * layout.exact_bytes();
-  const uint64_t being_sealed = layout.lossy() ? layout.sealed_bytes(2) : 0;
-  return open + being_sealed + staging_min_bytes(layout) + slack_bytes(layout);
+  const GroupsOfStep groups = most_groups(layout, ubatch);
+  // Two: a group being written or computed again, beside the one being filled.
+  const uint32_t filled = std::max(groups.filled + (layout.lossy() ? groups.open : 0), 2u);
+  const uint64_t being_sealed = layout.lossy() ? layout.sealed_bytes(groups.sealed + 2) : 0;
+  return exact_bytes(layout, ubatch, /*cold_tier=*/true) + filled * unsealed_layers_bytes(layout) +
+         being_sealed + staging_min_bytes(layout) + slack_bytes(layout);
 }
 
 uint64_t KvCache::bytes_for_all(const kv::GroupLayout& layout, uint32_t tokens, uint32_t ubatch) {
   const uint32_t groups = (tokens + layout.block_tokens() - 1) / layout.block_tokens();
-  const uint32_t open = layout.lossy() ? std::min(open_groups(layout, ubatch), groups) : 0;
-  return layout.sealed_bytes(groups) + open * layout.exact_bytes() + slack_bytes(layout);
+  return layout.sealed_bytes(groups) + exact_bytes(layout, ubatch, /*cold_tier=*/false) +
+         slack_bytes(layout);
 }
 
 Result<std::unique_ptr<KvCache>> KvCache::create(CacheOptions options, tier::Tiers& tiers,
@@ -159,11 +192,14 @@ void KvCache::plan_sealing() {
                              exact_from / kPageTokens - g * layout().exact.pages())});
 }
 
+// What the step takes of the part for sealed blocks.
 uint64_t KvCache::bytes_to_open() const {
   uint64_t bytes = 0;
   for (uint32_t g = group_of(step_.position); g < groups_end(); ++g)
-    for (const Block& block : sequence_.groups[g].blocks)
-      if (block.state == Block::State::kAbsent) bytes += layout().exact.block_bytes();
+    for (uint32_t layer = 0; layer < layout().layers(); ++layer)
+      if (!layout().sealed[layer].lossy() &&
+          sequence_.groups[g].blocks[layer].state == Block::State::kAbsent)
+        bytes += layout().exact.block_bytes();
   for (const Sealing& sealing : step_.sealing)
     for (uint32_t layer = 0; layer < layout().layers(); ++layer)
       if (sequence_.groups[sealing.group].blocks[layer].frame == tier::kNoFrame)
@@ -173,21 +209,23 @@ uint64_t KvCache::bytes_to_open() const {
 
 void KvCache::plan() {
   residency_.expect_open(bytes_to_open());
-  const uint32_t first_open = layout().lossy() ? first_exact(step_.position) : step_.position;
+  const bool lossy = layout().lossy();
+  const uint32_t first_open = lossy ? first_exact(step_.position) : step_.position;
   const uint32_t open_groups = groups_end() - group_of(first_open);
-  uint64_t open_bytes = open_groups * layout().exact_bytes() + slack_bytes(layout());
-  if (layout().lossy()) open_bytes += layout().sealed_bytes();  // of a group being written
+  const uint64_t memory = tiers_.memory_bytes(tier::Part::kSealed);
+  uint64_t open_bytes = open_groups * unsealed_layers_bytes(layout()) + slack_bytes(layout());
+  if (lossy) open_bytes += (step_.sealing.size() + 1) * layout().sealed_bytes();
   // With room to spare, a group being written does not hold up the next one being filled.
-  if (tiers_.memory_bytes() >= 4 * (open_bytes + layout().exact_bytes()))
-    open_bytes += layout().exact_bytes();
+  const uint64_t written_bytes = lossy ? layout().sealed_bytes() : layout().exact_bytes();
+  if (memory >= 4 * (open_bytes + written_bytes)) open_bytes += written_bytes;
   const uint32_t length = std::max(this->length(), step_.end());
-  placement_.plan(
-      {.memory_bytes = tiers_.memory_bytes(),
-       .open_bytes = open_bytes,
-       .staging_min_bytes = staging_min_bytes(layout()),
-       .all_bytes = bytes_for_all(layout(), length, static_cast<uint32_t>(step_.tokens.size())),
-       .prefetch_layers = options_.prefetch.window_layers,
-       .length = length});
+  const uint32_t groups = (length + block_tokens() - 1) / block_tokens();
+  placement_.plan({.memory_bytes = memory,
+                   .open_bytes = open_bytes,
+                   .staging_min_bytes = staging_min_bytes(layout()),
+                   .all_bytes = layout().sealed_bytes(groups) + slack_bytes(layout()),
+                   .prefetch_layers = options_.prefetch.window_layers,
+                   .length = length});
   residency_.trim();
 }
 

@@ -73,13 +73,16 @@ struct CacheStatistics {
 
 class KvCache {
  public:
-  // Memory without which no sequence can run over a cold tier: the groups being filled or sealed, a
-  // group being recomputed and the blocks in flight of one layer.
-  static uint64_t bytes_min(const kv::GroupLayout& layout);
-  // What lets prefill chunks of `ubatch` tokens run beside streaming.
+  // Memory that lets chunks of at most `ubatch` tokens run over a cold tier: the groups being
+  // filled or sealed, a group being recomputed and the blocks in flight of one layer. No chunk goes
+  // past a multiple of `ubatch`.
   static uint64_t bytes_for_ubatch(const kv::GroupLayout& layout, uint32_t ubatch);
-  // What holds `tokens` tokens without a cold tier, chunks of `ubatch` tokens being computed.
+  // The least of that.
+  static uint64_t bytes_min(const kv::GroupLayout& layout);
+  // What holds `tokens` tokens without a cold tier.
   static uint64_t bytes_for_all(const kv::GroupLayout& layout, uint32_t tokens, uint32_t ubatch);
+  // Of all these, what the tiers have to keep for exact blocks of lossy layers.
+  static uint64_t exact_bytes(const kv::GroupLayout& layout, uint32_t ubatch, bool cold_tier);
 
   // kInvalid when block_tokens is not one the attention splits allow, or when the tiers hold less
   // than bytes_min(); all arguments must outlive the cache.

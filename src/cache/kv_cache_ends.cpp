@@ -31,9 +31,13 @@ Result<LoadedGroup> KvCache::load(const StoredPrefix& prefix, uint32_t index,
     return sealed ? format_.sealed_header(index, layer)
                   : format_.exact_header(index, layer, prefix.tail->stored_tokens);
   };
-  HIFC_ASSIGN(LoadedGroup group,
-              LoadedGroup::load(tiers_, tail ? prefix.tail->handle : prefix.handles[index],
-                                header_of, options_.prefetch.reads_in_flight, parallel_, patience));
+  const auto part_of = [&](uint32_t layer) {
+    return sealed || !layout().sealed[layer].lossy() ? tier::Part::kSealed : tier::Part::kExact;
+  };
+  HIFC_ASSIGN(
+      LoadedGroup group,
+      LoadedGroup::load(tiers_, tail ? prefix.tail->handle : prefix.handles[index], header_of,
+                        part_of, options_.prefetch.reads_in_flight, parallel_, patience));
   for (uint32_t layer = 0; layer < layout().layers(); ++layer) {
     Block& block = group.blocks()[layer];
     if (sealed)
@@ -84,9 +88,10 @@ bool KvCache::in_memory(const Group& group) const {
 bool KvCache::reopen(uint32_t index, uint32_t tokens) {
   Group& group = sequence_.groups[index];
   if (!in_memory(group)) return false;
+  group.stage =
+      Group::Stage::kOpen;  // else its own blocks might be evicted for the frames it takes
   for (uint32_t layer = 0; layer < layout().layers(); ++layer)
     if (!reopen_block(layer, index, group.blocks[layer], tokens / kv::kPageTokens)) return false;
-  group.stage = Group::Stage::kOpen;
   group.handle = {};
   return true;
 }
@@ -98,6 +103,10 @@ uint32_t KvCache::truncate(uint32_t length) {
   const uint32_t group = group_of(length);
   writer_.forget_from(group);
   residency_.drop_staged();
+  while (sequence_.groups.size() > group + 1) {
+    residency_.drop_group(sequence_.groups.back());
+    sequence_.groups.pop_back();
+  }
   const uint32_t tokens = length % block_tokens();
   if (tokens != 0 && !reopen(group, tokens)) length = group * block_tokens();
   while (sequence_.groups.size() * block_tokens() >= length + block_tokens()) {

@@ -164,7 +164,7 @@ void expect_close_to_reference(const Inputs& in, const Outputs& outputs,
 
 Outputs all_in_memory(const Inputs& in, const kv::CodecPolicy& codecs, uint32_t chunk,
                       uint32_t generated_from) {
-  Session session(in, in_memory(in.shape, in.length, 256, codecs));
+  Session session(in, in_memory(in.shape, in.length, 256, codecs, chunk));
   EXPECT_TRUE(session.open());
   EXPECT_TRUE(session.advance(generated_from, chunk));
   EXPECT_TRUE(session.advance(in.length, 1));
@@ -199,7 +199,8 @@ TEST(KvCacheSealing, WhereBlocksAreNeverShows) {
       const auto outcome = session.advance(in.length, 1);
       ASSERT_TRUE(outcome) << outcome.error().message();
       EXPECT_TRUE(same_bits(in, expected, session.outputs, in.length));
-      if (block_tokens <= 128 && setup.hot_frames == 0) EXPECT_GT(session.cold_share(), 0.1);
+      // Larger chunks take so much memory that everything fits.
+      if (block_tokens <= 128 && chunk <= 64 && setup.hot_frames == 0) EXPECT_GT(session.cold_share(), 0.1);
       session.cache.reset();
       EXPECT_TRUE(session.idle());
     }
@@ -209,8 +210,8 @@ TEST(KvCacheSealing, WhereBlocksAreNeverShows) {
 // 75 % fewer bytes: what would not fit as F16 stays in memory.
 TEST(KvCacheSealing, EveryTierHoldsMore) {
   const kv::CodecPolicy codecs(4, {.k = Codec::kI4, .v = Codec::kI3});
-  const Inputs in(shape_of({0, 0, 0, 0}, 128), 2048, 7);
-  CacheSetup setup = in_memory(in.shape, 1024);
+  const Inputs in(shape_of({0, 0, 0, 0}, 128), 4096, 7);
+  CacheSetup setup = in_memory(in.shape, 2048);
   setup.codecs = codecs;
   Session session(in, setup);
   ASSERT_TRUE(session.open());
@@ -278,6 +279,80 @@ TEST(KvCacheSealing, TruncatesAnywhere) {
     std::ranges::fill(session.outputs, 9.0f);
     ASSERT_TRUE(session.advance(in.length, 64));
     EXPECT_LT(distance(in, expected, session.outputs, to), kResumedDistance) << "from " << to;
+  }
+}
+
+// What reopening takes must not come from the group itself, nor may the cut leave anything else.
+TEST(KvCacheSealing, TruncatesWithHardlyAnyMemory) {
+  const kv::CodecPolicy codecs(12, {.k = Codec::kI8, .v = Codec::kI8});
+  const Inputs in(shape_of(std::vector<uint32_t>(12)), 1300, 10);
+  const Outputs expected = all_in_memory(in, codecs, 64, in.length);
+  for (const uint32_t extra : {0u, 8u, 14u})
+    for (const uint32_t to : {40u, 250u, 400u}) {
+      SCOPED_TRACE(fmt::format("{} more frames, to {}", extra, to));
+      CacheSetup setup = minimum(in.shape, 256, 64, codecs);
+      setup.warm_frames += extra;
+      Session session(in, setup);
+      ASSERT_TRUE(session.open());
+      ASSERT_TRUE(session.advance(in.length, 64));
+      const uint32_t length = session.cache->truncate(to);
+      EXPECT_LE(length, to);
+      const auto outcome = session.advance(in.length, 64);
+      ASSERT_TRUE(outcome) << outcome.error().message();
+      EXPECT_LT(distance(in, expected, session.outputs, length), kResumedDistance);
+    }
+}
+
+TEST(KvCacheSealing, ALoadedTailThatNobodyTakesGivesItsMemoryBack) {
+  const kv::CodecPolicy codecs(3, {.k = Codec::kI8, .v = Codec::kI8});
+  const Inputs in(shape_of({0, 0, 0}), kLength, 11);
+  const testing::TempDirectory directory;
+  CacheSetup setup = minimum(in.shape, 256, 64, codecs);
+  setup.directory = directory.file("store");
+  {
+    Session first(in, setup);
+    ASSERT_TRUE(first.open());
+    ASSERT_TRUE(first.advance(700, 64));
+    ASSERT_TRUE(first.cache->save());
+  }
+  Session second(in, setup);
+  ASSERT_TRUE(second.open());
+  const Patience patience{.clock = &second.clock(),
+                          .until_ns = second.clock().now_ns() + 10'000'000'000};
+  for (const uint32_t count : {705u, 512u}) {  // a parked tail, and a full group to be cut
+    const StoredPrefix prefix =
+        second.cache->find_stored(std::span(in.tokens).first(count), patience);
+    ASSERT_TRUE(prefix.tail);
+    ASSERT_TRUE(second.cache->load(prefix, prefix.groups(), patience));
+    EXPECT_TRUE(second.idle());
+  }
+}
+
+// Prefill, a few generated tokens, and a lost group, in no more memory than is said to be enough.
+TEST(KvCacheSealing, TheMinimumIsEnough) {
+  const std::vector<kv::LayerCodecs> uniform = {{.k = Codec::kI8, .v = Codec::kI8},
+                                                {.k = Codec::kI4, .v = Codec::kI3}};
+  for (const uint32_t layers : {4u, 12u}) {
+    std::vector<kv::CodecPolicy> policies;
+    for (const kv::LayerCodecs& codecs : uniform) policies.emplace_back(layers, codecs);
+    kv::CodecPolicy mixed_layers;
+    for (uint32_t layer = 0; layer < layers; ++layer)
+      mixed_layers.push_back(mixed()[layer % mixed().size()]);
+    policies.push_back(mixed_layers);
+    const Inputs in(shape_of(std::vector<uint32_t>(layers), 32), 1400, 12);
+    for (size_t policy = 0; policy < policies.size(); ++policy)
+      for (const uint32_t block_tokens : {64u, 256u, 512u})
+        for (const uint32_t chunk : {33u, 64u, 100u, 512u}) {
+          SCOPED_TRACE(fmt::format("{} layers, policy {}, block_tokens {}, chunks {}", layers,
+                                   policy, block_tokens, chunk));
+          Session session(in, minimum(in.shape, block_tokens, chunk, policies[policy]));
+          ASSERT_TRUE(session.open());
+          auto outcome = session.advance(1380, chunk);
+          ASSERT_TRUE(outcome) << outcome.error().message();
+          session.damage(0, 1, kv::kHeaderBytes + 100);
+          outcome = session.advance(in.length, 1);
+          ASSERT_TRUE(outcome) << outcome.error().message();
+        }
   }
 }
 

@@ -8,13 +8,14 @@
 
 namespace hifc::cache {
 
-std::optional<tier::FrameId> Residency::take(size_t bytes, tier::End end) {
-  auto frame = tiers_.acquire(tier::Tier::kWarm, bytes, end);
-  while (!frame && evict_one({})) frame = tiers_.acquire(tier::Tier::kWarm, bytes, end);
+std::optional<tier::FrameId> Residency::take(size_t bytes, tier::Part part) {
+  auto frame = tiers_.acquire(tier::Tier::kWarm, bytes, part);
+  while (!frame && part == tier::Part::kSealed && evict_one({}))
+    frame = tiers_.acquire(tier::Tier::kWarm, bytes, part);
   if (!frame) return std::nullopt;
   // Attention multiplies tokens it must not see by zero, so stale NaNs must not be there.
   std::memset(tiers_.data(*frame), 0, bytes);
-  expected_open_ -= std::min<uint64_t>(expected_open_, bytes);
+  if (part == tier::Part::kSealed) expected_open_ -= std::min<uint64_t>(expected_open_, bytes);
   return frame;
 }
 
@@ -22,14 +23,14 @@ bool Residency::open(uint32_t group, uint32_t layer) {
   Block& block = sequence_.groups[group].blocks[layer];
   HIFC_CHECK(block.state == Block::State::kAbsent);
   if (layout_.sealed[layer].lossy()) return open_exact(block);
-  const auto frame = take(layout_.exact.block_bytes(), tier::End::kLow);
+  const auto frame = take(layout_.exact.block_bytes(), tier::Part::kSealed);
   if (frame) block = {.state = Block::State::kResident, .frame = *frame};
   return frame.has_value();
 }
 
 bool Residency::open_exact(Block& block) {
   HIFC_CHECK(block.exact == tier::kNoFrame);
-  const auto frame = take(layout_.exact.block_bytes(), tier::End::kHigh);
+  const auto frame = take(layout_.exact.block_bytes(), tier::Part::kExact);
   if (!frame) return false;
   block.state = Block::State::kResident;
   block.exact = *frame;
@@ -40,7 +41,7 @@ bool Residency::open_sealed(uint32_t group, uint32_t layer) {
   Block& block = sequence_.groups[group].blocks[layer];
   HIFC_CHECK(block.exact != tier::kNoFrame);
   if (block.frame != tier::kNoFrame) return true;
-  const auto frame = take(layout_.sealed[layer].bytes_of(group), tier::End::kLow);
+  const auto frame = take(layout_.sealed[layer].bytes_of(group), tier::Part::kSealed);
   if (frame) block.frame = *frame;
   return frame.has_value();
 }
@@ -53,7 +54,7 @@ bool Residency::stage(uint32_t group, uint32_t layer) {
   Block& block = sequence_.groups[group].blocks[layer];
   HIFC_CHECK(block.state == Block::State::kAbsent);
   const size_t bytes = layout_.sealed[layer].bytes_of(group);
-  if (tiers_.free_bytes() < expected_open_ + bytes) return false;
+  if (tiers_.free_bytes(tier::Part::kSealed) < expected_open_ + bytes) return false;
   const std::optional<tier::FrameId> frame = tiers_.acquire(tier::Tier::kWarm, bytes);
   if (!frame) return false;
   block = {.state = Block::State::kLoading, .frame = *frame, .sealed_pages = layout_.exact.pages()};
@@ -68,7 +69,7 @@ void Residency::used(uint32_t group, uint32_t layer) {
     return drop(block);
   if (block.state != Block::State::kStaged) return;
   const uint64_t keep_free = placement_.staging_bytes() + expected_open_;
-  if (placement_.wanted(group, layer) && tiers_.free_bytes() >= keep_free) {
+  if (placement_.wanted(group, layer) && tiers_.free_bytes(tier::Part::kSealed) >= keep_free) {
     block.state = Block::State::kResident;
     tiers_.promote(block.frame);
   } else {

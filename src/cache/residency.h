@@ -59,7 +59,7 @@ class Residency {
     uint32_t layer = 0, first_group = 0, last_group = 0;
   };
   bool evict_one(Kept kept);
-  std::optional<tier::FrameId> take(size_t bytes, tier::End end);
+  std::optional<tier::FrameId> take(size_t bytes, tier::Part part);
   void release(tier::FrameId& frame);
 
   tier::Tiers& tiers_;

@@ -139,10 +139,10 @@ StoredPrefix find_stored_prefix(tier::Tiers& tiers, const GroupFormat& format,
 }
 
 Result<LoadedGroup> LoadedGroup::load(tier::Tiers& tiers, const flash::Handle& handle,
-                                      HeaderOf header_of, uint32_t reads_in_flight,
+                                      HeaderOf header_of, PartOf part_of, uint32_t reads_in_flight,
                                       Parallel& parallel, const Patience& patience) {
   LoadedGroup group(tiers);
-  HIFC_TRY(group.acquire(handle));
+  HIFC_TRY(group.acquire(handle, part_of));
   const uint64_t start_ns = patience.clock->now_ns();
   auto outcome = group.read(handle, reads_in_flight, patience);
   group.read_ns_ = patience.clock->now_ns() - start_ns;
@@ -154,15 +154,15 @@ Result<LoadedGroup> LoadedGroup::load(tier::Tiers& tiers, const flash::Handle& h
 
 LoadedGroup::~LoadedGroup() {
   for (const Block& block : blocks_) {
-    tiers_.release(block.frame);
+    if (block.frame != tier::kNoFrame) tiers_.release(block.frame);
     if (block.exact != tier::kNoFrame) tiers_.release(block.exact);
   }
 }
 
-Result<void> LoadedGroup::acquire(const flash::Handle& handle) {
+Result<void> LoadedGroup::acquire(const flash::Handle& handle, PartOf part_of) {
   while (blocks_.size() < handle.lanes()) {
     const auto layer = static_cast<uint32_t>(blocks_.size());
-    const auto frame = tiers_.acquire(tier::Tier::kWarm, handle.lane_bytes(layer));
+    const auto frame = tiers_.acquire(tier::Tier::kWarm, handle.lane_bytes(layer), part_of(layer));
     if (!frame) return failure(Code::kFull, "no memory for a group that is stored");
     blocks_.push_back({.state = Block::State::kResident, .frame = *frame});
   }

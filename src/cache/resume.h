@@ -68,12 +68,14 @@ StoredPrefix find_stored_prefix(tier::Tiers& tiers, const GroupFormat& format,
 // they belong to this object, and no sequence knows of them.
 class LoadedGroup {
  public:
-  // `header_of` gives what the block of a layer must carry. kFull without frames, kCorrupt when the
-  // bytes are damaged (the value is then quarantined), kIo, kTimeout, kCancelled.
+  // `header_of` gives what the block of a layer must carry, `part_of` where it goes. kFull without
+  // frames, kCorrupt when the bytes are damaged (the value is then quarantined), kIo, kTimeout,
+  // kCancelled.
   using HeaderOf = FunctionRef<kv::BlockHeader(uint32_t layer)>;
+  using PartOf = FunctionRef<tier::Part(uint32_t layer)>;
   static Result<LoadedGroup> load(tier::Tiers& tiers, const flash::Handle& handle,
-                                  HeaderOf header_of, uint32_t reads_in_flight, Parallel& parallel,
-                                  const Patience& patience);
+                                  HeaderOf header_of, PartOf part_of, uint32_t reads_in_flight,
+                                  Parallel& parallel, const Patience& patience);
   LoadedGroup(LoadedGroup&& other) noexcept = default;
   LoadedGroup& operator=(LoadedGroup&&) = delete;
   ~LoadedGroup();
@@ -84,7 +86,7 @@ class LoadedGroup {
 
  private:
   explicit LoadedGroup(tier::Tiers& tiers) : tiers_(tiers) {}
-  Result<void> acquire(const flash::Handle& handle);
+  Result<void> acquire(const flash::Handle& handle, PartOf part_of);
   Result<void> read(const flash::Handle& handle, uint32_t reads_in_flight,
                     const Patience& patience);
   Result<void> verify(const flash::Handle& handle, HeaderOf header_of, Parallel& parallel);

@@ -17,6 +17,7 @@ namespace {
 
 constexpr uint32_t kDefaultUbatch = 512;
 constexpr uint32_t kUbatchMax = 4096;
+constexpr uint32_t kUbatchMin = kv::kPageTokens;  // of automatic ones
 // A chunk grows while more than this share of its time goes into waiting for flash.
 constexpr double kStallShareToGrow = 0.1;
 constexpr uint64_t kFlashBytesMin = uint64_t{1} << 30;
@@ -77,8 +78,8 @@ class Planner {
     plan_flash();
     plan_hot();
     plan_warm();
-    HIFC_TRY(check_minimum());
     plan_ubatch();
+    HIFC_TRY(check_minimum());
     return budget_;
   }
 
@@ -113,7 +114,7 @@ class Planner {
     const uint64_t most = budget_.memory_bytes_at_limit;
     if (hot == UINT64_MAX) hot = std::min(most, physical_memory_bytes() / 2);
     // More than the longest context's KV would never be used.
-    budget_.hot_bytes = std::min(hot, most);
+    budget_.hot_bytes = std::min(hot, most) / block_bytes_ * block_bytes_;
   }
 
   // Automatic: what streaming needs over flash, and whatever hot does not hold without flash.
@@ -158,7 +159,12 @@ class Planner {
   // Small groups are written several at a time, so that writes reach 4 MiB: those wait in memory
   // while the next one is filled.
   uint64_t least_bytes() const {
-    return cache::KvCache::bytes_min(budget_.layout) + (waiting_groups() - 1) * budget_.group_bytes;
+    const uint64_t least = config_.ubatch != 0
+                               ? cache::KvCache::bytes_for_ubatch(
+                                     budget_.layout, std::min(config_.ubatch, kUbatchMin))
+                               : cache::KvCache::bytes_min(budget_.layout);
+    return std::max(least, cache::KvCache::bytes_min(budget_.layout)) +
+           (waiting_groups() - 1) * budget_.group_bytes;
   }
   uint32_t waiting_groups() const {
     return tier::groups_per_write_min(budget_.group_bytes, shape_.layers);
@@ -181,10 +187,10 @@ class Planner {
   // The largest chunk up to the default whose groups the memory holds while past blocks stream.
   void plan_ubatch() {
     uint32_t ubatch = wanted_ubatch();
-    while (budget_.flash && ubatch > 64 &&
+    while (budget_.flash && ubatch > kUbatchMin &&
            cache::KvCache::bytes_for_ubatch(budget_.layout, ubatch) > usable_bytes())
-      ubatch /= 2;
-    budget_.ubatch_tokens = std::min(ubatch, std::max(64u, budget_.context_tokens));
+      ubatch = std::max(kUbatchMin, ubatch / 2 / kUbatchMin * kUbatchMin);
+    budget_.ubatch_tokens = std::min(ubatch, std::max(kUbatchMin, budget_.context_tokens));
   }
 
   const Config& config_;

@@ -89,6 +89,8 @@ Result<void> Engine::create_tiers() {
                            .blocks_per_group = model_.shape().layers,
                            .hot_bytes = budget_.hot_bytes,
                            .warm_bytes = budget_.warm_bytes,
+                           .exact_bytes = cache::KvCache::exact_bytes(
+                               budget_.layout, budget_.ubatch_tokens, budget_.flash),
                            .flash = std::nullopt,
                            .ring = ring_options(options_.config)};
   if (budget_.flash)
@@ -227,7 +229,8 @@ void Engine::record_speed(uint32_t tokens, uint64_t compute_ns) {
 }
 
 Result<void> Engine::maybe_grow(uint64_t chunk_ns, uint64_t stall_ns) {
-  if (options_.config.ubatch != 0 || options_.config.deterministic) return {};
+  // Under lossy codecs chunks decide what is sealed when: time must not change them.
+  if (options_.config.ubatch != 0 || options_.config.deterministic || kv::lossy(codecs_)) return {};
   const uint32_t next = next_ubatch({.ubatch_tokens = ubatch_,
                                      .length = length(),
                                      .chunk_ns = chunk_ns,

@@ -72,10 +72,13 @@ Result<kv::CodecPolicy> named_policy(std::string_view name, uint32_t layers) {
                              name, fmt::join(kNames, ", ")));
 }
 
+bool is_policy_path(std::string_view policy) {
+  return policy.find('/') != std::string_view::npos || policy.ends_with(".yaml") ||
+         policy.ends_with(".yml");
+}
+
 Result<kv::CodecPolicy> resolve_policy(const std::string& policy, const Model& model) {
-  const bool is_path = policy.find('/') != std::string::npos || policy.ends_with(".yaml") ||
-                       policy.ends_with(".yml");
-  if (!is_path) return named_policy(policy, model.shape().layers);
+  if (!is_policy_path(policy)) return named_policy(policy, model.shape().layers);
   HIFC_ASSIGN(const PolicyFile file, read_policy_file(policy, kCodecNames));
   const PolicyModel here = model_of(model);
   if (file.model != here)

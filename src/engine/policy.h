@@ -20,9 +20,13 @@ std::span<const std::string_view> policy_names();
 //   reference  by relative depth: K in 8 bits in the first quarter of the layers, in 4 bits in the
 //              middle half; all else F16 (the table of the published system)
 //   auto35, auto60, auto75, auto80
-//              at least so many percent fewer bytes than F16, scales and mins included; the best
-//              uniform choice on SmolLM2 (docs/measurements.md)
+//              at least so many percent fewer bytes of K and V than F16, scales and mins included,
+//              where head_dim is a multiple of 64 (others: up to 5 less); the best uniform choice
+//              on SmolLM2 (docs/measurements.md)
 Result<kv::CodecPolicy> named_policy(std::string_view name, uint32_t layers);
+
+// Whether Config::policy would be taken for a file.
+bool is_policy_path(std::string_view policy);
 
 // What Config::policy says: a name, or the path of a policy file, which has a '/' or ends in
 // ".yaml" or ".yml". kInvalid where it is neither, or for another model than this one; kIo.

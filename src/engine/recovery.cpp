@@ -34,6 +34,9 @@ Result<Recovery::Candidate> Recovery::make(const kv::CodecPolicy& policy,
                                                     .blocks_per_group = shape.layers,
                                                     .hot_bytes = 0,
                                                     .warm_bytes = (bytes / block + 1) * block,
+                                                    .exact_bytes = cache::KvCache::exact_bytes(
+                                                        layout, options_.ubatch_tokens,
+                                                        /*cold_tier=*/false),
                                                     .flash = std::nullopt,
                                                     .ring = {}}));
   HIFC_ASSIGN(candidate.cache, cache::KvCache::create({.shape = shape,

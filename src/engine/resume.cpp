@@ -86,7 +86,7 @@ class Resume {
   void load_tail() {
     if (!prefix_.tail) return;
     const uint32_t valid = prefix_.tail->valid_tokens;
-    if (worth(valid, options_.group_bytes, read_speed())) {
+    if (worth(valid, prefix_.tail->handle.bytes(), read_speed())) {
       auto tail = measure(prefix_.groups(), valid);
       if (tail) {
         loaded_.tail.emplace(std::move(*tail));
@@ -99,10 +99,11 @@ class Resume {
   }
 
   Result<cache::LoadedGroup> measure(uint32_t index, uint32_t tokens) {
+    const bool tail = index == prefix_.groups();
+    const uint64_t bytes = (tail ? prefix_.tail->handle : prefix_.handles[index]).bytes();
     auto group = cache_.load(prefix_, index, patience(patience_ns(tokens, speeds_)));
     if (group && group->read_ns() > 0)
-      speeds_.read =
-          static_cast<double>(options_.group_bytes) * 1e9 / static_cast<double>(group->read_ns());
+      speeds_.read = static_cast<double>(bytes) * 1e9 / static_cast<double>(group->read_ns());
     return group;
   }
 

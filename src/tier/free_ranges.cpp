@@ -1,6 +1,5 @@
 #include "tier/free_ranges.h"
 
-#include <algorithm>
 #include <iterator>
 
 #include "base/check.h"
@@ -11,24 +10,12 @@ FreeRanges::FreeRanges(uint64_t bytes) {
   if (bytes > 0) length_[0] = bytes;
 }
 
-std::optional<uint64_t> FreeRanges::take_low(uint64_t bytes) {
+std::optional<uint64_t> FreeRanges::take(uint64_t bytes) {
   for (auto range = length_.begin(); range != length_.end(); ++range) {
     const auto [offset, length] = *range;
     if (length < bytes) continue;
     length_.erase(range);
     if (length > bytes) length_[offset + bytes] = length - bytes;
-    return offset;
-  }
-  return std::nullopt;
-}
-
-std::optional<uint64_t> FreeRanges::take_high(uint64_t bytes) {
-  for (auto range = length_.end(); range != length_.begin();) {
-    --range;
-    if (range->second < bytes) continue;
-    range->second -= bytes;
-    const uint64_t offset = range->first + range->second;
-    if (range->second == 0) length_.erase(range);
     return offset;
   }
   return std::nullopt;
@@ -52,12 +39,6 @@ void FreeRanges::give_back(uint64_t offset, uint64_t bytes) {
     }
   }
   length_[offset] = bytes;
-}
-
-uint64_t FreeRanges::largest() const {
-  uint64_t most = 0;
-  for (const auto& [offset, length] : length_) most = std::max(most, length);
-  return most;
 }
 
 }  // namespace hifc::tier

@@ -1,4 +1,4 @@
-// The free pieces of a region: first fit from either end, neighbours joined.
+// The free pieces of a region: the lowest that is long enough is taken, neighbours are joined.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +12,9 @@ class FreeRanges {
   FreeRanges() = default;
   explicit FreeRanges(uint64_t bytes);
 
-  // The offset of `bytes` that were free, at the low end of the lowest piece that is as long, or at
-  // the high end of the highest.
-  std::optional<uint64_t> take_low(uint64_t bytes);
-  std::optional<uint64_t> take_high(uint64_t bytes);
+  // The offset of `bytes` that were free.
+  std::optional<uint64_t> take(uint64_t bytes);
   void give_back(uint64_t offset, uint64_t bytes);
-
-  uint64_t largest() const;
 
  private:
   std::map<uint64_t, uint64_t> length_;  // [offset]

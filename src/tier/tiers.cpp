@@ -74,11 +74,18 @@ Result<void> Tiers::initialise(const TiersOptions& options) {
       options.hot_bytes / options.block_bytes + options.warm_bytes / options.block_bytes;
   const uint64_t bytes = blocks * options.block_bytes;
   HIFC_ASSIGN(memory_, io::AlignedMemory::allocate(bytes));
-  ranges_ = FreeRanges(bytes);
+  const uint64_t exact_bytes =
+      std::min(bytes, options.exact_bytes / options.block_bytes * options.block_bytes);
+  sealed_bytes_ = bytes - exact_bytes;
+  ranges_ = {FreeRanges(sealed_bytes_), FreeRanges(exact_bytes)};
   if (!options.flash) return {};
   HIFC_ASSIGN(store_, flash::Store::open(*options.flash, *ring_));
   at(Tier::kCold).capacity_bytes = store_->capacity_bytes();
   return {};
+}
+
+uint64_t Tiers::memory_bytes(Part part) const {
+  return part == Part::kSealed ? sealed_bytes_ : memory_bytes() - sealed_bytes_;
 }
 
 bool Tiers::has_room(Tier tier, size_t bytes) const {
@@ -104,16 +111,18 @@ FrameId Tiers::new_frame() {
   return frame;
 }
 
-std::optional<FrameId> Tiers::acquire(Tier preferred, size_t bytes, End end) {
+std::optional<FrameId> Tiers::acquire(Tier preferred, size_t bytes, Part part) {
   HIFC_CHECK(preferred != Tier::kCold);
   HIFC_CHECK(bytes > 0 && bytes % io::kAlignment == 0);
   const Tier other = preferred == Tier::kHot ? Tier::kWarm : Tier::kHot;
   if (!has_room(preferred, bytes) && !has_room(other, bytes)) return std::nullopt;
-  const auto offset = end == End::kLow ? ranges_.take_low(bytes) : ranges_.take_high(bytes);
+  const auto index = static_cast<size_t>(part);
+  const auto offset = ranges_[index].take(bytes);
   if (!offset) return std::nullopt;
   const FrameId id = new_frame();
-  at(id) = {.offset = *offset, .bytes = bytes};
-  used_bytes_ += bytes;
+  const uint64_t begin = part == Part::kSealed ? 0 : sealed_bytes_;
+  at(id) = {.offset = begin + *offset, .bytes = bytes, .part = part};
+  used_bytes_[index] += bytes;
   charge(at(id), has_room(preferred, bytes) ? preferred : other);
   return id;
 }
@@ -130,8 +139,10 @@ void Tiers::release(FrameId id) {
 void Tiers::free(FrameId id) {
   Frame& frame = at(id);
   at(frame.tier).used_bytes -= frame.bytes;
-  used_bytes_ -= frame.bytes;
-  ranges_.give_back(frame.offset, frame.bytes);
+  const auto index = static_cast<size_t>(frame.part);
+  used_bytes_[index] -= frame.bytes;
+  ranges_[index].give_back(frame.offset - (frame.part == Part::kSealed ? 0 : sealed_bytes_),
+                           frame.bytes);
   frame = {};
   unused_.push_back(id);
 }

@@ -33,9 +33,12 @@ std::string_view to_string(Tier tier);
 enum class FrameId : uint32_t {};
 inline constexpr FrameId kNoFrame{UINT32_MAX};
 
-// The end of the region that a frame is taken from. Frames of unlike lengths and lives stay apart,
-// so that what is freed fits what is asked for next.
-enum class End : uint8_t { kLow, kHigh };
+// The part of memory that a frame is taken from. Frames of unlike lengths and lives stay apart, so
+// that what is freed fits what is asked for next.
+enum class Part : uint8_t {
+  kSealed,  // blocks as they are on flash
+  kExact,   // blocks that take tokens before they are encoded; of one length
+};
 
 struct TierCounters {
   uint64_t capacity_bytes = 0;
@@ -51,6 +54,7 @@ struct TiersOptions {
   uint32_t blocks_per_group = 0;  // layers of the model
   uint64_t hot_bytes = 0;
   uint64_t warm_bytes = 0;
+  uint64_t exact_bytes = 0;                  // of hot and warm together, kept for Part::kExact
   std::optional<flash::StoreOptions> flash;  // none: no cold tier
   io::RingOptions ring;
 };
@@ -72,13 +76,17 @@ class Tiers {
 
   uint32_t blocks_per_group() const { return options_.blocks_per_group; }
   uint64_t memory_bytes() const { return memory_.size_bytes(); }
+  uint64_t memory_bytes(Part part) const;
+  uint64_t free_bytes() const { return memory_bytes() - used_bytes_[0] - used_bytes_[1]; }
   // Not necessarily in one piece.
-  uint64_t free_bytes() const { return memory_bytes() - used_bytes_; }
+  uint64_t free_bytes(Part part) const {
+    return memory_bytes(part) - used_bytes_[static_cast<size_t>(part)];
+  }
 
   // A free frame of `bytes` (a multiple of io::kAlignment) charged to `preferred` where that has
-  // room, else to the other memory tier; nothing when neither has, or no piece is as long. The
-  // frame's bytes are whatever was there before.
-  std::optional<FrameId> acquire(Tier preferred, size_t bytes, End end = End::kLow);
+  // room, else to the other memory tier; nothing when neither has, or no piece of that part is as
+  // long. The frame's bytes are whatever was there before.
+  std::optional<FrameId> acquire(Tier preferred, size_t bytes, Part part = Part::kSealed);
   // A frame that the device still writes to (its read was late) is condemned: it stays charged, and
   // is free only when the device has let go of it.
   void release(FrameId frame);
@@ -121,6 +129,7 @@ class Tiers {
     uint64_t offset = 0;
     size_t bytes = 0;  // 0: the entry is unused
     Tier tier = Tier::kWarm;
+    Part part = Part::kSealed;
     uint8_t reads = 0;  // whose memory the device may still write to
     bool condemned = false;
   };
@@ -136,8 +145,9 @@ class Tiers {
 
   TiersOptions options_;
   io::AlignedMemory memory_;
-  FreeRanges ranges_;
-  uint64_t used_bytes_ = 0;
+  uint64_t sealed_bytes_ = 0;         // Part::kSealed comes first
+  std::array<FreeRanges, 2> ranges_;  // [part], by offset within it
+  std::array<uint64_t, 2> used_bytes_ = {};
   bool registered_ = false;
   uint64_t loaded_bytes_ = 0;
   std::vector<Frame> frames_;

@@ -148,8 +148,8 @@ TEST(Tiers, RandomSequencesStayWithinBudgetsAndCountPeaks) {
   }
 }
 
-// Frames of a few lengths from both ends, as exact and sealed blocks are: none overlap, and once
-// all are back the memory is in one piece.
+// Frames of a few lengths in both parts, as sealed and exact blocks are: none overlap, and once
+// all are back each part is in one piece.
 TEST(Tiers, FramesOfUnlikeLengthsNeverOverlap) {
   constexpr size_t kLengths[] = {4096, 12288, 20480, 65536};
   for (uint64_t seed = 1; seed <= 20; ++seed) {
@@ -158,7 +158,8 @@ TEST(Tiers, FramesOfUnlikeLengthsNeverOverlap) {
     const auto tiers = Tiers::create({.block_bytes = 65536,
                                       .blocks_per_group = 2,
                                       .hot_bytes = 3 * 65536,
-                                      .warm_bytes = 5 * 65536})
+                                      .warm_bytes = 5 * 65536,
+                                      .exact_bytes = 3 * 65536})
                            .value();
     std::vector<FrameId> held;
     for (int call = 0; call < 400; ++call) {
@@ -166,7 +167,7 @@ TEST(Tiers, FramesOfUnlikeLengthsNeverOverlap) {
         const size_t bytes = kLengths[random() % 4];
         const uint64_t free = tiers->free_bytes();
         const auto frame = tiers->acquire(random() % 2 == 0 ? Tier::kHot : Tier::kWarm, bytes,
-                                          random() % 2 == 0 ? End::kLow : End::kHigh);
+                                          random() % 2 == 0 ? Part::kSealed : Part::kExact);
         if (!frame) continue;
         EXPECT_EQ(tiers->span(*frame).size(), bytes);
         EXPECT_EQ(tiers->free_bytes(), free - bytes);
@@ -185,7 +186,7 @@ TEST(Tiers, FramesOfUnlikeLengthsNeverOverlap) {
     for (const FrameId frame : held) tiers->release(frame);
     EXPECT_EQ(tiers->free_bytes(), tiers->memory_bytes());
     EXPECT_TRUE(tiers->acquire(Tier::kWarm, 5 * 65536));
-    EXPECT_TRUE(tiers->acquire(Tier::kHot, 3 * 65536));
+    EXPECT_TRUE(tiers->acquire(Tier::kHot, 3 * 65536, Part::kExact));
   }
 }
 
