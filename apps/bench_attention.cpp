@@ -8,7 +8,6 @@
 #include <array>
 #include <atomic>
 #include <charconv>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <numeric>
@@ -16,11 +15,12 @@
 #include <span>
 #include <vector>
 
+#include "apps/arguments.h"
 #include "apps/bench.h"
 #include "apps/bench_report.h"
 #include "apps/bench_store.h"
+#include "apps/progress.h"
 #include "base/clock.h"
-#include "base/log.h"
 #include "base/units.h"
 #include "cache/tiered_attention.h"
 #include "engine/thread_pool.h"
@@ -239,18 +239,19 @@ class AttentionBench {
                                      {"threads", pool_->threads()},
                                      {"rounds", options_.rounds},
                                      {"seconds", options_.seconds}});
-    std::vector<kv::ModelShape> shapes;  // all of them are right before anything is measured
+    Progress progress({.label = "attention", .total = steps(), .unit = ProgressUnit::kRounds});
+    progress_ = &progress;
+    progress.update(0);
     for (const std::string& text : options_.shapes) {
-      HIFC_ASSIGN(shapes.emplace_back(), parse_shape(text));
-    }
-    for (const std::string& text : options_.codecs) HIFC_TRY(parse_codecs(text));
-    for (size_t i = 0; i < shapes.size(); ++i)
+      HIFC_ASSIGN(const kv::ModelShape shape, parse_shape(text));
       for (const uint32_t context : options_.contexts) {
-        HIFC_ASSIGN(const std::vector<Case> cases, make_cases(shapes[i], context));
-        const std::string name = fmt::format("{}.ctx{}", options_.shapes[i], context);
-        HIFC_TRY(measure_decode(report, name, shapes[i], cases));
-        if (context >= kPrefillTokens) HIFC_TRY(measure_prefill(report, name, shapes[i], cases));
+        HIFC_ASSIGN(const std::vector<Case> cases, make_cases(shape, context));
+        const std::string name = fmt::format("{}.ctx{}", text, context);
+        HIFC_TRY(measure_decode(report, name, shape, cases));
+        if (measures_prefill(context)) HIFC_TRY(measure_prefill(report, name, shape, cases));
       }
+    }
+    progress.finish();
     return publish(report, options_.output);
   }
 
@@ -267,9 +268,19 @@ class AttentionBench {
     std::vector<double> seconds, ratios;  // seconds of a layer
   };
 
+  static bool measures_prefill(uint32_t context) { return context >= kPrefillTokens; }
+
+  // Rounds of all measurements.
+  uint64_t steps() const {
+    const auto prefills =
+        static_cast<uint64_t>(std::ranges::count_if(options_.contexts, measures_prefill));
+    return options_.shapes.size() * (options_.contexts.size() + prefills) * options_.rounds;
+  }
+
   Result<std::vector<Case>> make_cases(const kv::ModelShape& shape, uint32_t context) {
     std::vector<Case> cases;
     for (const std::string& text : options_.codecs) {
+      HIFC_TRY(check_interrupted());
       HIFC_ASSIGN(const kv::LayerCodecs codecs, parse_codecs(text));
       HIFC_ASSIGN(auto workload, Workload::create(shape, codecs, context, *pool_));
       cases.push_back({.codec = text, .workload = std::move(workload)});
@@ -311,11 +322,12 @@ class AttentionBench {
 
   // Seconds of one call, of as many as fit.
   template <typename Call>
-  double time(const Call& call) const {
+  Result<double> time(const Call& call) const {
     const uint64_t begin_ns = clock_.now_ns();
     const auto enough_ns = static_cast<uint64_t>(options_.seconds * 1e9);
     uint64_t calls = 0, spent_ns = 0;
     do {
+      HIFC_TRY(check_interrupted());
       call();
       ++calls;
       spent_ns = clock_.now_ns() - begin_ns;
@@ -328,19 +340,20 @@ class AttentionBench {
     std::vector<Contender> all = contenders(shape, cases, /*many_rows=*/false);
     std::vector<std::vector<double>> read_s(cases.size());  // of a layer
     for (uint32_t round = 0; round < options_.rounds; ++round) {
-      log_info("decode {}, round {}", name, round + 1);
-      HIFC_TRY(check_interrupted());
       for (size_t i = 0; i < cases.size(); ++i) {
         Workload& workload = *cases[i].workload;
-        read_s[i].push_back(time([&] { workload.read(*pool_); }) / workload.layers());
+        HIFC_ASSIGN(const double all_s, time([&] { workload.read(*pool_); }));
+        read_s[i].push_back(all_s / workload.layers());
       }
       for (Contender& contender : all) {
         Workload& workload = *contender.kv->workload;
         const auto attend = [&] { workload.attend(*contender.attention, 1, workload.layers()); };
-        contender.seconds.push_back(time(attend) / workload.layers());
+        HIFC_ASSIGN(const double all_s, time(attend));
+        contender.seconds.push_back(all_s / workload.layers());
         contender.ratios.push_back(read_s[static_cast<size_t>(contender.kv - cases.data())].back() /
                                    contender.seconds.back());
       }
+      progress_->update(++steps_done_);
     }
     for (const Contender& contender : all) {
       const Workload& workload = *contender.kv->workload;
@@ -371,11 +384,13 @@ class AttentionBench {
     // Nobody waits for the portable one's minutes.
     std::erase_if(all, [](const Contender& each) { return each.kernels->isa == Isa::kPortable; });
     for (uint32_t round = 0; round < options_.rounds; ++round) {
-      log_info("prefill {}, round {}", name, round + 1);
-      HIFC_TRY(check_interrupted());
-      for (Contender& contender : all)
-        contender.seconds.push_back(
-            time([&] { contender.kv->workload->attend(*contender.attention, kPrefillTokens, 1); }));
+      for (Contender& contender : all) {
+        Workload& workload = *contender.kv->workload;
+        HIFC_ASSIGN(const double seconds,
+                    time([&] { workload.attend(*contender.attention, kPrefillTokens, 1); }));
+        contender.seconds.push_back(seconds);
+      }
+      progress_->update(++steps_done_);
     }
     for (const Contender& contender : all) {
       const double operations = contender.kv->workload->operations(kPrefillTokens);
@@ -393,7 +408,25 @@ class AttentionBench {
   const AttentionBenchOptions& options_;
   SystemClock clock_;
   std::unique_ptr<engine::ThreadPool> pool_;
+  Progress* progress_ = nullptr;
+  uint64_t steps_done_ = 0;
 };
+
+// Of what a word of an option has to be, for CLI11: what is wrong, or nothing.
+template <typename T>
+std::string problem_of(const Result<T>& parsed) {
+  return parsed ? std::string() : parsed.error().message();
+}
+
+// Else the kernels would read less than the loop they are held against.
+Accepted<uint32_t> whole_splits() {
+  constexpr uint32_t kMost = 1u << 20;
+  return {.test =
+              [](uint32_t tokens) {
+                return tokens % kSplitTokens == 0 && tokens > 0 && tokens <= kMost;
+              },
+          .text = fmt::format("a multiple of {} up to {}", kSplitTokens, kMost)};
+}
 
 }  // namespace
 
@@ -404,37 +437,24 @@ void add_bench_attention(CLI::App& bench, Action& chosen) {
       "Shapes are QUERY_HEADSxKV_HEADSxHEAD_DIM. Example:\n"
       "  hifc bench attention --shape 32x8x128 --context 2048,32768");
   auto options = std::make_shared<AttentionBenchOptions>();
-  // Else the kernels would read less than the loop they are held against.
-  const auto whole_splits = [](const std::string& text) {
-    const bool whole = std::strtoul(text.c_str(), nullptr, 10) % kSplitTokens == 0;
-    return whole ? std::string() : fmt::format("{} is not a multiple of {}", text, kSplitTokens);
-  };
   attention->add_option("--shape", options->shapes, "Shapes of models")
       ->delimiter(',')
+      ->check([](const std::string& text) { return problem_of(parse_shape(text)); })
       ->type_name("QxKxD,...")
       ->capture_default_str();
   attention->add_option("--codec", options->codecs, "Codecs of K and V, or two as K-V: f16 ... i2")
       ->delimiter(',')
+      ->check([](const std::string& text) { return problem_of(parse_codecs(text)); })
       ->type_name("C,...")
       ->capture_default_str();
-  attention->add_option("--context", options->contexts, "Tokens of KV")
-      ->delimiter(',')
-      ->check(CLI::Range(kSplitTokens, 1u << 20))
-      ->check(whole_splits)
-      ->type_name("N,...")
-      ->capture_default_str();
-  attention->add_option("--threads", options->threads, "Threads; 0: all cores")
-      ->check(CLI::Range(0u, 512u))
-      ->type_name("N")
-      ->capture_default_str();
-  attention->add_option("--rounds", options->rounds, "Interleaved rounds; medians are shown")
-      ->check(CLI::Range(1u, 4096u))
-      ->type_name("N")
-      ->capture_default_str();
-  attention->add_option("--seconds", options->seconds, "Time of each contender in each round")
-      ->check(CLI::Range(0.01, 3600.0))
-      ->type_name("S")
-      ->capture_default_str();
+  add_numbers(*attention, "--context", options->contexts, whole_splits(),
+              fmt::format("Tokens of KV, multiples of {}", kSplitTokens));
+  add_number(*attention, "--threads", options->threads, between(0u, 512u), "Threads; 0: all cores");
+  add_number(*attention, "--rounds", options->rounds, between(1u, 4096u),
+             "Interleaved rounds; medians are shown");
+  add_number(*attention, "--seconds", options->seconds, between(0.01, 3600.0),
+             "Time of each contender in each round")
+      ->type_name("S");
   add_output_flags(*attention, options->output);
   attention->callback([=, &chosen] { chosen = [=] { return AttentionBench(*options)(); }; });
 }

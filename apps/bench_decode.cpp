@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 
+#include "apps/arguments.h"
 #include "apps/bench_model.h"
 #include "apps/fio.h"
 #include "base/log.h"
@@ -270,10 +271,8 @@ void add_bench_decode(CLI::App& bench, Action& chosen) {
       "  hifc bench decode -m model.gguf --context 2048,8000 --hot-ratio 1.0,0.6,0.25 "
       "--flash /data/kv");
   auto options = add_model_bench_options(*decode, {.contexts = {32, 512, 2048, 8000}, .rounds = 5});
-  decode->add_option("--tokens", options->tokens, "Tokens decoded in each round")
-      ->check(CLI::Range(1u, 4096u))
-      ->type_name("N")
-      ->capture_default_str();
+  add_number(*decode, "--tokens", options->tokens, between(1u, 4096u),
+             "Tokens decoded in each round");
   decode->callback([=, &chosen] { chosen = [=] { return DecodeBench(*options)(); }; });
 }
 

@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "apps/arguments.h"
 #include "apps/bench.h"
 #include "apps/bench_open.h"
 #include "apps/bench_report.h"
@@ -212,27 +213,18 @@ void add_bench_flash(CLI::App& bench, Action& chosen) {
   flash->add_option("--flash", options->directory, "Directory on the drive to measure")
       ->required()
       ->type_name("DIR");
-  const auto count = [&](const char* name, uint32_t& value, const char* help) {
-    flash->add_option(name, value, help)
-        ->check(CLI::Range(1u, 4096u))
-        ->type_name("N")
-        ->capture_default_str();
-  };
-  count("--rounds", options->rounds, "Interleaved rounds; medians are shown");
-  count("--depth", options->depth, "Transfers in flight; 32 for single pages in any case");
-  flash->add_option("--seconds", options->seconds, "Time of each contender in each round")
-      ->check(CLI::Range(0.05, 3600.0))
-      ->type_name("S")
-      ->capture_default_str();
-  flash->add_option("--size-mib", options->size_mib, "What is written and read again and again")
-      ->check(CLI::Range(256u, 1u << 20))
-      ->type_name("MIB")
-      ->capture_default_str();
-  flash->add_option("--values", options->values, "Values of the stores to open; none: 0")
-      ->delimiter(',')
-      ->check(CLI::Range(0u, 100'000'000u))
-      ->type_name("N,...")
-      ->capture_default_str();
+  const auto counts = between(1u, 4096u);
+  add_number(*flash, "--rounds", options->rounds, counts, "Interleaved rounds; medians are shown");
+  add_number(*flash, "--depth", options->depth, counts,
+             "Transfers in flight; 32 for single pages in any case");
+  add_number(*flash, "--seconds", options->seconds, between(0.05, 3600.0),
+             "Time of each contender in each round")
+      ->type_name("S");
+  add_number(*flash, "--size-mib", options->size_mib, between(uint64_t{256}, uint64_t{1} << 20),
+             "What is written and read again and again")
+      ->type_name("MIB");
+  add_numbers(*flash, "--values", options->values, between(uint64_t{0}, uint64_t{100'000'000}),
+              "Values of the stores to open; none: 0");
   add_output_flags(*flash, options->output);
   flash->callback([=, &chosen] { chosen = [=] { return FlashBench(*options)(); }; });
 }

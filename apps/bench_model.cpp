@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "apps/arguments.h"
+
 namespace hifc::apps {
 
 std::shared_ptr<ModelBenchOptions> add_model_bench_options(CLI::App& command,
@@ -11,25 +13,16 @@ std::shared_ptr<ModelBenchOptions> add_model_bench_options(CLI::App& command,
   auto options = std::make_shared<ModelBenchOptions>();
   options->contexts = std::move(defaults.contexts);
   options->rounds = defaults.rounds;
-  // Several values stand in one word, so that files can follow: --context 32,512.
-  const auto positive = CLI::Range(1u, 1u << 24);
+  const auto positive = between(1u, 1u << 24);
   command.add_option("-m,--model", options->model, "Model file (GGUF)")->required();
   command.add_option("-f,--file", options->file, "Text to run over")->capture_default_str();
-  command.add_option("--context", options->contexts, "Context lengths in tokens")
-      ->delimiter(',')
-      ->check(positive)
-      ->type_name("N,...")
-      ->capture_default_str();
-  command.add_option("--rounds", options->rounds, "Interleaved rounds; medians are shown")
-      ->check(positive)
-      ->type_name("N")
-      ->capture_default_str();
+  add_numbers(command, "--context", options->contexts, positive, "Context lengths in tokens");
+  add_number(command, "--rounds", options->rounds, positive,
+             "Interleaved rounds; medians are shown");
   add_output_flags(command, options->output);
-  command.add_option("--hot-ratio", options->hot_ratios, "Shares of the KV that stay hot")
-      ->delimiter(',')
-      ->check(CLI::Range(0.0, 1.0))
-      ->type_name("0..1,...")
-      ->capture_default_str();
+  add_numbers(command, "--hot-ratio", options->hot_ratios, between(0.0, 1.0),
+              "Shares of the KV that stay hot")
+      ->type_name("0..1,...");
   options->config = std::make_unique<ConfigOptions>(
       command, std::initializer_list<std::string_view>{"hot_cache_ratio", "context"});
   return options;

@@ -5,8 +5,10 @@
 
 #include <CLI/CLI.hpp>
 #include <cmath>
+#include <limits>
 #include <memory>
 
+#include "apps/arguments.h"
 #include "apps/bench_report.h"
 #include "apps/command.h"
 #include "apps/options.h"
@@ -33,6 +35,7 @@ class Eval {
 
   Result<int> operator()() {
     HIFC_ASSIGN(const Config config, options_.config->resolve());
+    HIFC_TRY(check_text());
     HIFC_ASSIGN(model_, engine::Model::load(options_.model));
     HIFC_ASSIGN(auto tokens, tokens_of(*model_, config, options_.file, options_.tokens));
     HIFC_ASSIGN(const engine::Budget budget, engine::plan_budget(config, *model_));
@@ -50,6 +53,14 @@ class Eval {
   }
 
  private:
+  // Before the model, which takes longer. Standard input can be read only once, and later.
+  Result<void> check_text() const {
+    if (options_.file == "-") return {};
+    HIFC_ASSIGN(const std::string text, read_text(options_.file));
+    if (!text.empty()) return {};
+    return failure(Code::kInvalid, fmt::format("text file '{}' is empty", options_.file));
+  }
+
   BenchReport report(const Config& config, QualityRuns& runs) const {
     const engine::Engine& hifc = runs.engine(0);
     BenchReport report("eval", {{"model", model_->description()},
@@ -103,8 +114,8 @@ void add_eval_command(CLI::App& app, Action& chosen) {
       "eval", "Perplexity and KL divergence against llama.cpp with an F32 cache");
   eval->add_option("-m,--model", options->model, "Model file (GGUF)")->required();
   eval->add_option("-f,--file", options->file, "Text to predict")->required();
-  eval->add_option("--tokens", options->tokens, "Tokens of the text to use; 0: all that fit")
-      ->capture_default_str();
+  add_number(*eval, "--tokens", options->tokens, between(0u, std::numeric_limits<uint32_t>::max()),
+             "Tokens of the text to use; 0: all that fit");
   eval->add_flag("-q,--quiet", options->quiet, "No progress bar");
   add_output_flags(*eval, options->output);
   options->config = std::make_unique<ConfigOptions>(*eval);

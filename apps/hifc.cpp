@@ -3,7 +3,10 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <string>
+#include <vector>
 
+#include "apps/arguments.h"
 #include "apps/command.h"
 #include "apps/options.h"
 #include "hifc/build_info.h"
@@ -22,11 +25,13 @@ int main(int argc, char** argv) {
   add_bench_command(app, chosen);
   add_store_command(app, chosen);
   add_tune_command(app, chosen);
+  const std::vector<std::string> arguments(argv + 1, argv + argc);
   try {
+    require(check_commands(app, arguments));
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-    fmt::print(stderr, "hifc: {}\n", explain(app, error));
+    fmt::print(stderr, "hifc: {}\n", explain(app, error, arguments));
     return kExitUsage;
   }
   if (!chosen) {

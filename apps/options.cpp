@@ -8,6 +8,7 @@
 #include <optional>
 #include <utility>
 
+#include "apps/arguments.h"
 #include "base/text.h"
 
 namespace hifc::apps {
@@ -84,6 +85,8 @@ ConfigOptions::ConfigOptions(CLI::App& app, std::initializer_list<std::string_vi
     : preset_(add_text_option(app, "--preset", "NAME", preset_help())),
       file_(add_text_option(app, "--config", "FILE",
                             "YAML file with hifc_config:, applied over the preset")) {
+  check_while_parsing(preset_);
+  check_while_parsing(file_);
   for (const ConfigKey& key : config_keys()) {
     if (std::ranges::find(without, key.name) != without.end()) continue;
     const std::string name = flag_name(key);
@@ -101,6 +104,16 @@ ConfigOptions::ConfigOptions(CLI::App& app, std::initializer_list<std::string_vi
 void ConfigOptions::add(const ConfigKey& key, CLI::Option* option, std::string_view fixed_value) {
   option->group("Cache");
   flags_.push_back({&key, option, fixed_value});
+  check_while_parsing(option);
+}
+
+// Flags that contradict each other are only seen together: each looks at all of them, which are
+// known by then.
+void ConfigOptions::check_while_parsing(CLI::Option* option) const {
+  option->check([this](const std::string&) {
+    require(check());
+    return std::string();
+  });
 }
 
 std::vector<Setting> ConfigOptions::settings() const {
@@ -114,12 +127,21 @@ std::vector<Setting> ConfigOptions::settings() const {
   return settings;
 }
 
-Result<Config> ConfigOptions::resolve() const {
-  Config config;
+Result<Config> ConfigOptions::resolve_preset() const {
   HIFC_ASSIGN(const auto preset, single_value(*preset_, "--preset"));
-  if (preset) {
-    HIFC_ASSIGN(config, load_preset(*preset, std::move(config)));
-  }
+  return preset ? load_preset(*preset, {}) : Config{};
+}
+
+// Without the file, which need not be readable while the command line is parsed.
+Result<void> ConfigOptions::check() const {
+  HIFC_ASSIGN(Config config, resolve_preset());
+  HIFC_TRY(single_value(*file_, "--config"));
+  HIFC_TRY(apply_settings(std::move(config), settings()));
+  return {};
+}
+
+Result<Config> ConfigOptions::resolve() const {
+  HIFC_ASSIGN(Config config, resolve_preset());
   HIFC_ASSIGN(const auto file, single_value(*file_, "--config"));
   if (file) {
     HIFC_ASSIGN(config, load_config_file(*file, std::move(config)));
@@ -129,7 +151,9 @@ Result<Config> ConfigOptions::resolve() const {
   return config;
 }
 
-std::string explain(const CLI::App& app, const CLI::ParseError& error) {
+std::string explain(const CLI::App& app, const CLI::ParseError& error,
+                    std::span<const std::string> arguments) {
+  if (const auto* bad = dynamic_cast<const BadValue*>(&error)) return bad->sentence(arguments);
   if (dynamic_cast<const CLI::ExtrasError*>(&error) == nullptr) return error.what();
   const std::vector<std::string> names = option_names(app);
   const std::vector<std::string_view> candidates(names.begin(), names.end());

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <initializer_list>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,9 +20,12 @@ namespace hifc::apps {
 
 class ConfigOptions {
  public:
-  // Adds the options to `app`, which must outlive this object.
+  // Adds the options to `app`, which must outlive this object and parse while it lives: what the
+  // flags alone show to be wrong ends the parsing (UsageError).
   // `without`: keys whose flags `app` defines itself.
   explicit ConfigOptions(CLI::App& app, std::initializer_list<std::string_view> without = {});
+  ConfigOptions(const ConfigOptions&) = delete;
+  ConfigOptions& operator=(const ConfigOptions&) = delete;
 
   // After `app` has parsed: preset, then file, then flags, validated. Failures are the sentences of
   // base/config.h with the flag's name in place of the key's.
@@ -35,14 +39,19 @@ class ConfigOptions {
   };
   void add(const ConfigKey& key, CLI::Option* option, std::string_view fixed_value);
   std::vector<Setting> settings() const;
+  Result<void> check() const;
+  Result<Config> resolve_preset() const;
+  void check_while_parsing(CLI::Option* option) const;
 
   std::vector<Flag> flags_;
-  const CLI::Option* preset_;
-  const CLI::Option* file_;
+  CLI::Option* preset_;
+  CLI::Option* file_;
 };
 
 // One sentence for a command line that `app` refused, with the option that was probably meant.
-std::string explain(const CLI::App& app, const CLI::ParseError& error);
+// `arguments`: the words that it parsed.
+std::string explain(const CLI::App& app, const CLI::ParseError& error,
+                    std::span<const std::string> arguments);
 
 // Every key with its flags and meaning, as a Markdown list.
 std::string config_reference();

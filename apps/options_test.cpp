@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <fstream>
 
+#include "apps/arguments.h"
+
 namespace hifc::apps {
 namespace {
 
@@ -16,7 +18,11 @@ Result<Config> resolve(std::vector<std::string> arguments) {
   std::string prompt;
   app.add_option("prompt", prompt);
   std::ranges::reverse(arguments);  // CLI11 takes them last first
-  app.parse(arguments);
+  try {
+    app.parse(arguments);
+  } catch (const UsageError& error) {
+    return failure(Code::kInvalid, error.what());
+  }
   return options.resolve();
 }
 
@@ -117,6 +123,25 @@ TEST(ConfigOptions, FailuresNameTheFlag) {
   EXPECT_TRUE(refused({"--config", "/nonexistent"}).starts_with("cannot read the configuration"));
 }
 
+// What no file and no machine could make right is known before anything is loaded.
+TEST(ConfigOptions, WrongFlagsEndTheParsing) {
+  const std::vector<std::vector<std::string>> wrong = {
+      {"--hot", "12GiBB"},
+      {"--hot-ratio", "2"},
+      {"--hot-ratio", "nan"},
+      {"--preset", "foo"},
+      {"--direct-io=maybe"},
+      {"--direct-io", "--no-direct-io"},
+      {"--config", "a.yaml", "--config", "b.yaml"},
+      {"--block-tokens", "64", "--block-bytes", "4MiB"}};
+  for (std::vector<std::string> arguments : wrong) {
+    CLI::App app;
+    const ConfigOptions options(app);
+    std::ranges::reverse(arguments);
+    EXPECT_THROW(app.parse(arguments), UsageError) << arguments.back();
+  }
+}
+
 TEST(ConfigOptions, ValuesReachTheParserAsWritten) {
   EXPECT_EQ(resolve({"--flash", "[a,b]"}).value().flash_path, "[a,b]");
   EXPECT_EQ(resolve({"--flash", "/with space,comma"}).value().flash_path, "/with space,comma");
@@ -127,11 +152,12 @@ std::string explained(std::vector<std::string> arguments) {
   CLI::App app;
   CLI::App* const run = app.add_subcommand("run");
   const ConfigOptions options(*run);
+  const std::vector<std::string> words = arguments;
   std::ranges::reverse(arguments);
   try {
     app.parse(arguments);
   } catch (const CLI::ParseError& error) {
-    return explain(app, error);
+    return explain(app, error, words);
   }
   return "";
 }
@@ -139,7 +165,7 @@ std::string explained(std::vector<std::string> arguments) {
 TEST(Explain, SuggestsTheNearestOption) {
   EXPECT_EQ(explained({"run", "--flash-siz", "3"}),
             "\"--flash-siz\" is not an option; did you mean --flash-size?");
-  EXPECT_EQ(explained({"run", "--preset=x", "--warmth=3"}),
+  EXPECT_EQ(explained({"run", "--preset=rtx4090", "--warmth=3"}),
             "\"--warmth\" is not an option; did you mean --warm?");
   EXPECT_EQ(explained({"run", "--banana"}), "\"--banana\" is not an option; --help lists them");
   EXPECT_EQ(explained({"run", "a", "b"}),

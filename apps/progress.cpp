@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <utility>
 
+#include "base/text.h"
 #include "base/units.h"
 
 namespace hifc::apps {
@@ -35,13 +36,15 @@ double rate(const ProgressState& state) {
 std::string format_amount(const ProgressState& state) {
   if (state.unit == ProgressUnit::kBytes)
     return format_size(state.done) + "/" + format_size(state.total);
-  return fmt::format("{}/{} tokens", state.done, state.total);
+  const std::string_view noun = state.unit == ProgressUnit::kRounds ? "round" : "token";
+  return fmt::format("{}/{}", state.done, plural(state.total, noun));
 }
 
 std::string format_rate(ProgressUnit unit, double per_second) {
   if (unit == ProgressUnit::kBytes)
     return format_size(static_cast<uint64_t>(std::min(per_second, 1e18))) + "/s";
-  return fmt::format("{:.{}f} tok/s", per_second, per_second < 9.95 ? 1 : 0);
+  const std::string_view name = unit == ProgressUnit::kRounds ? "rounds" : "tok";
+  return fmt::format("{:.{}f} {}/s", per_second, per_second < 9.95 ? 1 : 0, name);
 }
 
 std::string format_duration(double duration_s) {

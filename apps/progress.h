@@ -11,7 +11,7 @@
 
 namespace hifc::apps {
 
-enum class ProgressUnit : uint8_t { kTokens, kBytes };
+enum class ProgressUnit : uint8_t { kTokens, kBytes, kRounds };
 
 struct ProgressState {
   std::string_view label;

@@ -55,6 +55,16 @@ TEST(FormatProgress, SaysNothingOfTheRateBeforeThereIsOne) {
             "prefill  [#####-----]  50 %  50/100 tokens");
 }
 
+TEST(FormatProgress, CountsWhateverIsDone) {
+  EXPECT_EQ(format_progress_line({.label = "attention",
+                                  .unit = ProgressUnit::kRounds,
+                                  .done = 3,
+                                  .total = 12,
+                                  .elapsed_ns = 2'000'000'000}),
+            "attention  25 %  3/12 rounds  1.5 rounds/s  00:06 left");
+  EXPECT_EQ(format_progress_line({.label = "prefill", .total = 1}), "prefill   0 %  0/1 token");
+}
+
 TEST(FormatProgress, RateLeavesOutWhatWasThereBefore) {
   EXPECT_EQ(
       format_progress_line(

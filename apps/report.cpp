@@ -8,6 +8,7 @@
 
 #include "apps/command.h"
 #include "apps/table.h"
+#include "base/text.h"
 #include "base/units.h"
 
 namespace hifc::apps {
@@ -135,19 +136,19 @@ std::string run_table(engine::Engine& engine, const RunMeasurements& run) {
   const engine::ResumeReport& resume = engine.resume_report();
   std::string text = "\n";
   if (resume.decision != engine::ResumeDecision::kOff)
-    text +=
-        fmt::format("reused {} of {} prompt tokens ({} stored: {})\n", resume.reused_tokens,
-                    run.prompt_tokens, resume.stored_tokens, engine::to_string(resume.decision));
-  text += fmt::format("prompt {} of {} tokens in {:.2f} s ({:.0f} tokens/s)", run.computed_tokens,
-                      run.prompt_tokens, run.prefill_ms / 1000,
+    text += fmt::format("reused {} of {} ({} stored: {})\n", resume.reused_tokens,
+                        plural(run.prompt_tokens, "prompt token"), resume.stored_tokens,
+                        engine::to_string(resume.decision));
+  text += fmt::format("prompt {} of {} in {:.2f} s ({:.0f} tokens/s)", run.computed_tokens,
+                      plural(run.prompt_tokens, "token"), run.prefill_ms / 1000,
                       run.prefill_ms > 0 ? 1000.0 * run.computed_tokens / run.prefill_ms : 0);
   text += run.ttft_ms > 0 ? fmt::format(", first token after {:.2f} s\n", run.ttft_ms / 1000)
                           : ", interrupted\n";
   const double decode_ms = mean(run.token_ms);
   if (!run.token_ms.empty())
     text += fmt::format(
-        "generated {} tokens, {:.2f} ms each (p99 {:.2f} ms, waiting for flash {:.2f} ms)\n",
-        run.generated_tokens, decode_ms, percentile(run.token_ms, 0.99),
+        "generated {}, {:.2f} ms each (p99 {:.2f} ms, waiting for flash {:.2f} ms)\n",
+        plural(run.generated_tokens, "token"), decode_ms, percentile(run.token_ms, 0.99),
         run.decode_stall_ms / static_cast<double>(run.token_ms.size()));
   text += fmt::format("KV {}, peak resident memory {} (model alone {})\n\n",
                       format_size(engine.cache_statistics().kv_bytes),

@@ -6,14 +6,17 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <limits>
 #include <memory>
 
+#include "apps/arguments.h"
 #include "apps/command.h"
 #include "apps/options.h"
 #include "apps/progress.h"
 #include "apps/report.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "engine/engine.h"
 #include "engine/sampler.h"
 
@@ -72,8 +75,6 @@ class Run {
 
   Result<std::string> prompt_text() const {
     const bool from_flag = !options_.prompt.empty(), from_file = !options_.file.empty();
-    if (from_flag && from_file)
-      return failure(Code::kInvalid, "-p and -f are both given, but there is one prompt");
     if (from_flag) return options_.prompt;
     if (!from_file && isatty(STDIN_FILENO) != 0)
       return failure(Code::kInvalid, "no prompt: give -p TEXT, -f FILE or text on standard input");
@@ -107,15 +108,10 @@ class Run {
   Result<void> limit_tokens(const engine::Budget& budget) {
     const uint64_t context = budget.context_tokens;
     if (tokens_.size() >= context)
-      return failure(
-          Code::kInvalid,
-          fmt::format("the prompt has {} tokens, but the context holds {} with the answer",
-                      tokens_.size(), context));
-    const uint64_t room = context - tokens_.size();
-    if (options_.tokens < -1 || options_.tokens == 0)
       return failure(Code::kInvalid,
-                     fmt::format("-n {} is not a number of tokens above 0, nor -1 for no limit",
-                                 options_.tokens));
+                     fmt::format("the prompt has {}, but the context holds {} with the answer",
+                                 plural(tokens_.size(), "token"), context));
+    const uint64_t room = context - tokens_.size();
     new_tokens_ =
         options_.tokens < 0 ? static_cast<uint32_t>(room) : static_cast<uint32_t>(options_.tokens);
     if (new_tokens_ > room) {
@@ -201,35 +197,55 @@ class Run {
   RunMeasurements run_;
 };
 
+Accepted<int32_t> token_counts() {
+  return {.test = [](int32_t count) { return count > 0 || count == -1; },
+          .text = fmt::format("a whole number from 1 to {}, or -1 for no limit",
+                              std::numeric_limits<int32_t>::max())};
+}
+
+void add_sampler_options(CLI::App& run, engine::SamplerOptions& sampler) {
+  const Accepted<float> mass = {.test = [](float share) { return share > 0 && share <= 1; },
+                                .text = "a number above 0 and up to 1"};
+  add_number(run, "--temp", sampler.temperature, at_least(0.0f),
+             "Temperature; 0: always the likeliest");
+  add_number(run, "--top-k", sampler.top_k, between(0, std::numeric_limits<int32_t>::max()),
+             "Sample from the K likeliest; 0: off");
+  add_number(run, "--top-p", sampler.top_p, mass, "Sample from this share of mass; 1: off");
+  add_number(run, "--min-p", sampler.min_p, between(0.0f, 1.0f),
+             "Drop tokens below this share of the likeliest; 0: off");
+  add_number(run, "--seed", sampler.seed, between(0u, std::numeric_limits<uint32_t>::max()),
+             "Seed of the sampling");
+}
+
 }  // namespace
 
 void add_run_command(CLI::App& app, Action& chosen) {
   auto options = std::make_shared<RunOptions>();
   CLI::App* run = app.add_subcommand("run", "Generate text with the KV cache in three tiers");
   run->add_option("-m,--model", options->model, "Model file (GGUF)")->required();
-  run->add_option("-p,--prompt", options->prompt, "Prompt; else -f, else standard input");
-  run->add_option("-f,--file", options->file, "File with the prompt");
-  run->add_option("-n,--tokens", options->tokens, "Tokens to generate; -1: until the text ends")
-      ->capture_default_str();
+  const auto* prompt =
+      run->add_option("-p,--prompt", options->prompt, "Prompt; else -f, else standard input");
+  const auto* file = run->add_option("-f,--file", options->file, "File with the prompt");
+  add_number(*run, "-n,--tokens", options->tokens, token_counts(),
+             "Tokens to generate; -1: until the text ends");
   run->add_flag("--raw", options->raw, "Plain text: no chat template");
   run->add_flag("--ignore-end", options->ignore_end, "Go on after the model ends its text");
   run->add_flag("-q,--quiet", options->quiet, "No progress bar and no table");
-  run->add_option("--report", options->report, "Write the run's figures to FILE as JSON");
-  run->add_option("--temp", options->sampler.temperature, "Temperature; 0: always the likeliest")
-      ->capture_default_str();
-  run->add_option("--top-k", options->sampler.top_k, "Sample from the K likeliest; 0: off")
-      ->capture_default_str();
-  run->add_option("--top-p", options->sampler.top_p, "Sample from this share of mass; 1: off")
-      ->capture_default_str();
-  run->add_option("--min-p", options->sampler.min_p,
-                  "Drop tokens below this share of the likeliest; 0: off")
-      ->capture_default_str();
-  run->add_option("--seed", options->sampler.seed, "Seed of the sampling")->capture_default_str();
+  run->add_option("--report", options->report, "Write the run's figures to FILE as JSON")
+      ->type_name("FILE")
+      ->check([](const std::string& path) {
+        return path.empty() ? "\"\" is not the name of a file" : std::string();
+      });
+  add_sampler_options(*run, options->sampler);
   options->config = std::make_unique<ConfigOptions>(*run);
   run->footer(
       "Example: a 16 MiB + 16 MiB cache over flash\n"
       "  hifc run -m model.gguf -f long.txt --raw -n 64 --hot 16MiB --warm 16MiB --flash /data/kv");
-  run->callback([options, &chosen] { chosen = [options] { return Run(*options)(); }; });
+  run->callback([=, &chosen] {
+    if (prompt->count() > 0 && file->count() > 0)
+      throw UsageError("-p and -f are both given, but there is one prompt");
+    chosen = [options] { return Run(*options)(); };
+  });
 }
 
 }  // namespace hifc::apps

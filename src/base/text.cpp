@@ -53,6 +53,10 @@ std::string quote(std::string_view text) {
   return result + (size < text.size() ? "...\"" : "\"");
 }
 
+std::string plural(uint64_t count, std::string_view noun) {
+  return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
+}
+
 std::string_view nearest_name(std::string_view word, std::span<const std::string_view> candidates) {
   if (word.size() > kQuotedBytesMax) return {};
   std::string_view nearest;

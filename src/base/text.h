@@ -2,6 +2,7 @@
 #pragma once
 
 #include <charconv>
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
@@ -13,6 +14,9 @@ namespace hifc {
 // `text` in double quotes, control characters escaped, cut after 60 bytes: safe in a one-line
 // error.
 std::string quote(std::string_view text);
+
+// "1 file", "2 files".
+std::string plural(uint64_t count, std::string_view noun);
 
 // The candidate that `word` most likely misspells (edit distance, case ignored), or "" when none is
 // close enough to suggest.

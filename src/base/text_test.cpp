@@ -21,6 +21,12 @@ TEST(Quote, CutsLongTextBetweenCharacters) {
   EXPECT_EQ(quote(umlaut_across_cut), "\"" + std::string(59, 'x') + "...\"");
 }
 
+TEST(Plural, OneIsNoPlural) {
+  EXPECT_EQ(plural(0, "file"), "0 files");
+  EXPECT_EQ(plural(1, "file"), "1 file");
+  EXPECT_EQ(plural(2, "segment file"), "2 segment files");
+}
+
 TEST(NearestName, FindsTheSlip) {
   constexpr std::array<std::string_view, 3> kNames = {"hot_cache_size", "hot_cache_ratio",
                                                       "context"};

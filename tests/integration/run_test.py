@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import subprocess
+import time
 import unittest
 
 import program
@@ -71,7 +72,7 @@ class Prompts(ProgramTest):
         self.refused(*self.run_command("llama-32l", "-f", self.folder), words=[self.folder])
 
     def test_prompt_and_file_together(self):
-        self.refused(*self.run_command(), "-f", "x", words=["-p", "-f"])
+        self.refused(*self.run_command(), "-f", "x", status=2, words=["-p", "-f"])
 
     def test_prompt_longer_than_the_context(self):
         self.refused(*self.run_command("llama-32l", "--context", 16, prompt="x" * 50),
@@ -102,12 +103,21 @@ class Mistakes(ProgramTest):
                      words=[f"{path} line 2", "hot_cache_rati", "did you mean hot_cache_ratio?"])
 
     def test_values_that_are_not_accepted(self):
-        self.refused(*self.run_command(), "--flash-size", "64 GB of flash",
-                     words=["64 GB of flash", "is not a size"])
-        self.refused(*self.run_command(), "--hot-ratio", "1.5", words=["1.5", "from 0 to 1"])
-        self.refused(*self.run_command(), "--block-tokens", "100", words=["100"])
-        self.refused(*self.run_command("llama-32l", "-n", "0"), words=["-n 0"])
-        self.refused(*self.run_command(), "--top-p", "7", words=["--top-p 7"])
+        command = ["run", "-m", "none.gguf", "-p", "x"]  # nothing is loaded
+        for option, value, accepted in (
+                ("--flash-size", "64 GB of flash", "is not a size"),
+                ("--hot", "12GiBB", "is not a size"), ("--hot-ratio", "1.5", "from 0 to 1"),
+                ("--hot-ratio", "nan", "from 0 to 1"), ("--block-tokens", "100", "64, 128"),
+                ("--preset", "foo", "rtx4090"), ("--report", "", "not the name of a file")):
+            with self.subTest(option=option, value=value):
+                self.refused(*command, option, value, status=2, words=[value, accepted])
+        for option, value in (("-n", "0"), ("-n", "abc"), ("-n", "99999999999"), ("-n", "1.5"),
+                              ("-n", "-2"), ("--tokens", "abc"), ("--temp", "abc"),
+                              ("--temp", "inf"), ("--top-p", "7"), ("--top-k", "-1"),
+                              ("--min-p", "nan"), ("--seed", "-1")):
+            with self.subTest(option=option, value=value):
+                self.refused(*command, option, value, status=2,
+                             words=[f'{option}: "{value}" is not accepted; accepted is a '])
         self.refused(*self.run_command(), environment={"HIFC_FORCE_ISA": "mmx"},
                      words=["HIFC_FORCE_ISA", "mmx", "avx2"])
 
@@ -131,6 +141,18 @@ class Mistakes(ProgramTest):
     def test_memory_too_small_without_flash(self):
         self.refused(*self.run_command("llama-32l", "-f", long_text(self.folder)),
                      "--hot", "10MiB", "--warm", "10MiB", words=["no flash tier"])
+
+
+    def test_misspelt_commands(self):
+        for words, expected in (
+                ("store verfy D", '"verfy" is not a command of store; accepted are stat, verify, '
+                                  'repair, trim (did you mean verify?)'),
+                ("bench frob", '"frob" is not a command of bench; accepted are attention, '),
+                ("rnu -m x", '"rnu" is not a command of hifc; accepted are run, '),
+                ("stor stat D", "(did you mean store?)"),
+                ("nonsense --help", '"nonsense" is not a command of hifc')):
+            with self.subTest(words=words):
+                self.refused(*words.split(), status=2, words=[expected])
 
 
 class FlashDirectories(ProgramTest):
@@ -351,10 +373,46 @@ class Measurements(ProgramTest):
         for key in ("hifc_s", "llama_fa_s", "llama_nofa_s", "speedup"):
             self.assertIn(key, rows["prefill.ctx64"])
 
+    def attention(self, *more):
+        return ["bench", "attention", "--shape", "4x1x64", "--codec", "f16", "--context", 512,
+                "--threads", 1, "--rounds", 1, *more]
+
+    def test_attention(self):
+        rows = self.bench_form(self.succeed(*self.attention("--seconds", 0.01, "--json")),
+                               "attention")
+        self.assertTrue(any(name.endswith(".prefill512") for name in rows))
+
+    def test_attention_can_be_interrupted(self):
+        for number in signal.SIGINT, signal.SIGTERM:
+            child = self.start(*self.attention("--seconds", 600))
+            time.sleep(2)  # it measures by then, the portable kernel or any other
+            child.send_signal(number)
+            self.assertEqual(child.wait(20), 130)
+
+    def test_values_that_are_not_accepted(self):
+        for option, value, accepted in (
+                ("--seconds", "nan", "from 0.01 to 3600"), ("--seconds", "inf", "0.01 to 3600"),
+                ("--context", "100", "a multiple of 256 up to 1048576"), ("--shape", "foo", "32x8"),
+                ("--codec", "i7", "f16"), ("--rounds", "0", "from 1 to 4096")):
+            with self.subTest(option=option, value=value):
+                self.refused("bench", "attention", option, value, status=2,
+                             words=[option, value, accepted])
+        self.assertIn(b"multiples of 256", self.succeed("bench", "attention", "--help").stdout)
+        for option, value in ("--hot-ratio", "nan"), ("--hot-ratio", "1.0,inf"), ("--tokens", "x"):
+            self.refused("bench", "decode", "-m", "none.gguf", option, value, status=2,
+                         words=[f"{option}: ", "accepted is a "])
+        self.refused("bench", "flash", "--flash", self.folder, "--seconds", "nan", status=2,
+                     words=['--seconds: "nan"'])
+        self.refused("eval", "-m", "none.gguf", "-f", "x", "--tokens", "-5", status=2,
+                     words=['--tokens: "-5" is not accepted; accepted is a whole number from 0'])
+
     def test_mistakes(self):
         name = program.model("llama-hd128")
         self.refused("eval", "-m", name, "-f", LICENSES / "GPL-3", "--tokens", 99999999,
                      words=["--tokens 99999999"])
+        empty = self.folder / "empty.txt"
+        empty.touch()
+        self.refused("eval", "-m", name, "-f", empty, words=[empty, "is empty"])
         self.refused("bench", "decode", "-m", name, "--context", 100000, words=["100000"])
         self.refused("bench", "decode", "-m", name, "--context", 64, "--hot-ratio", 0.5,
                      words=["--flash"])
