@@ -156,6 +156,13 @@ Result<uint64_t> SystemFiles::free_bytes(const std::string& path) {
   return uint64_t{status.f_bavail} * status.f_frsize;
 }
 
+// Ours are empty: nothing that somebody else has written is removed when the lock is given up.
+Result<void> check_ours(int descriptor, const std::string& path) {
+  struct stat status = {};
+  if (fstat(descriptor, &status) != 0) return refused("look at", path, errno);
+  return status.st_size == 0 ? Result<void>() : not_a_lock(path);
+}
+
 // Null when the former owner removed the file between our opening and our locking it.
 Result<std::unique_ptr<FileLock>> try_lock(const std::string& path) {
   Descriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
@@ -166,8 +173,7 @@ Result<std::unique_ptr<FileLock>> try_lock(const std::string& path) {
                                             parent_of(path).string()));
   }
   if (!same_file(file.get(), path)) return nullptr;
-  // Without content, so that it counts nothing against a capacity.
-  if (ftruncate(file.get(), 0) != 0) return refused("write", path, errno);
+  HIFC_TRY(check_ours(file.get(), path));
   return std::make_unique<SystemLock>(file.release(), path);
 }
 
@@ -179,6 +185,14 @@ Result<std::unique_ptr<FileLock>> SystemFiles::lock(const std::string& path) {
 }
 
 }  // namespace
+
+std::unexpected<Error> not_a_lock(const std::string& path) {
+  return failure(
+      Code::kInvalid,
+      fmt::format("{} is not HiFC's, for it is not empty; move it away or choose another "
+                  "directory",
+                  path));
+}
 
 FileSystem& system_files() {
   static SystemFiles files;

@@ -48,10 +48,13 @@ class FileSystem {
 
   virtual Result<uint64_t> free_bytes(const std::string& path) = 0;  // for this user
   // Creates the file where missing (mode 0600, empty) and owns it exclusively; kBusy when another
-  // owner lives. The file is removed when the lock is given up; an owner that was killed leaves it
-  // and nothing else.
+  // owner lives, kInvalid when it has content, since then it is no lock file. The file is removed
+  // when the lock is given up; an owner that was killed leaves it and nothing else.
   virtual Result<std::unique_ptr<FileLock>> lock(const std::string& path) = 0;
 };
+
+// What lock() says of a file with content.
+std::unexpected<Error> not_a_lock(const std::string& path);
 
 FileSystem& system_files();
 

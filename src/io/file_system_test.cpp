@@ -111,10 +111,18 @@ TEST_P(FileSystemTest, OneOwnerAtATimeAndTheFileGoesWithIt) {
 }
 
 TEST_P(FileSystemTest, ALockFileLeftByAKilledOwnerIsTakenOver) {
+  ASSERT_TRUE(files_.create(path("lock"), 0, false));
+  EXPECT_TRUE(files_.lock(path("lock")));
+}
+
+TEST_P(FileSystemTest, AFileWithContentIsNoLockFile) {
   ASSERT_TRUE(files_.create(path("lock"), kAlignment, false));
   const auto lock = files_.lock(path("lock"));
-  ASSERT_TRUE(lock);
-  EXPECT_EQ(files_.list(directory_.path())->at(0).size_bytes, 0u);
+  ASSERT_FALSE(lock);
+  EXPECT_EQ(lock.error().context, path("lock") +
+                                      " is not HiFC's, for it is not empty; move it away "
+                                      "or choose another directory");
+  EXPECT_EQ(files_.list(directory_.path())->at(0).size_bytes, kAlignment);
 }
 
 INSTANTIATE_TEST_SUITE_P(Systems, FileSystemTest, ::testing::Bool(), [](const auto& parameter) {

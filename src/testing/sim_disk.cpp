@@ -246,13 +246,13 @@ Result<std::unique_ptr<io::FileLock>> SimDisk::lock(const std::string& path) {
   const std::string whole = normal(path);
   if (directories_.contains(whole)) return refused("open the lock file", path, EISDIR);
   if (!directories_.contains(parent_of(whole))) return refused("open the lock file", path, ENOENT);
+  if (const auto found = names_.find(whole);
+      found != names_.end() && found->second->size_bytes() != 0)
+    return io::not_a_lock(path);
   if (!locked_.insert(whole).second)
     return failure(Code::kBusy, fmt::format("the flash directory {} is in use by another process",
                                             parent_of(whole)));
-  if (const auto found = names_.find(whole); found != names_.end())
-    found->second->replace({});
-  else
-    set_name(whole, std::make_shared<SimFile>(0));
+  if (!names_.contains(whole)) set_name(whole, std::make_shared<SimFile>(0));
   return std::make_unique<Lock>(*this, whole);
 }
 

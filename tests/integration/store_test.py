@@ -200,6 +200,12 @@ class Refused(Store):
             fcntl.flock(lock, fcntl.LOCK_EX)
             self.all_refuse(self.flash, [self.flash, "in use"])
 
+    def test_a_file_of_the_user_with_the_name_of_the_lock(self):
+        (self.flash / "hifc.lock").write_text("mine", encoding="ascii")
+        before = self.contents()
+        self.all_refuse(self.flash, [self.flash / "hifc.lock", "not empty"])
+        self.assertEqual(self.contents(), before)
+
     def test_missing_directories_are_not_created(self):
         self.all_refuse(self.folder / "none", [self.folder / "none"])
         self.assertFalse((self.folder / "none").exists())
