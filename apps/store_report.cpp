@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "apps/table.h"
+#include "base/text.h"
 #include "base/units.h"
 
 namespace hifc::apps {
@@ -113,16 +114,13 @@ StoreJson damage_json(const Inspection& found) {
 StoreJson removed_json(const std::vector<RemovedSegment>& removed) {
   StoreJson files = StoreJson::array();
   for (const RemovedSegment& segment : removed)
-    files.push_back(
-        {{"file", segment.file}, {"bytes", segment.size_bytes}, {"values", segment.values}});
+    files.push_back({{"file", segment.file},
+                     {"bytes", segment.size_bytes},
+                     {"values", segment.values ? StoreJson(*segment.values) : StoreJson(nullptr)}});
   return files;
 }
 
 // ---- text ----
-
-std::string plural(uint64_t count, std::string_view noun) {
-  return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
-}
 
 std::string states_text(const Inspection& found) {
   std::vector<std::string> parts;
@@ -195,7 +193,8 @@ std::string removed_table(const std::vector<RemovedSegment>& removed) {
   if (removed.empty()) return "";
   Table table({{"segment"}, {"size", Table::Align::kRight}, {"values lost", Table::Align::kRight}});
   for (const RemovedSegment& segment : removed)
-    table.add_row({segment.file, format_size(segment.size_bytes), std::to_string(segment.values)});
+    table.add_row({segment.file, format_size(segment.size_bytes),
+                   segment.values ? std::to_string(*segment.values) : "unknown"});
   return table.to_string() + "\n";
 }
 

@@ -129,16 +129,17 @@ void encode_segment_header(SegmentHeader header, std::span<std::byte> target) {
 }
 
 Result<SegmentHeader> decode_segment_header(std::span<const std::byte> bytes) {
-  if (bytes.size() < kSegmentHeaderBytes) return corrupt("the file is shorter than a header");
-  const auto header = read_as<SegmentHeader>(bytes);
-  if (!has_magic(header.tag.magic, kSegmentMagic) ||
-      header.tag.checksum != tag_checksum(header.tag))
+  if (bytes.size() < sizeof(LayoutTag)) return corrupt("the file is shorter than a header");
+  const auto tag = read_as<LayoutTag>(bytes);
+  if (!has_magic(tag.magic, kSegmentMagic) || tag.checksum != tag_checksum(tag))
     return corrupt("the layout tag is damaged");
-  if (header.tag.version > kLayoutVersion)
-    return failure(Code::kUnsupported, "layout version " + std::to_string(header.tag.version) +
+  if (tag.version > kLayoutVersion)
+    return failure(Code::kUnsupported, "layout version " + std::to_string(tag.version) +
                                            ", this one knows up to " +
                                            std::to_string(kLayoutVersion));
-  if (header.tag.version < kLayoutVersion) return corrupt("the layout version is an older one");
+  if (tag.version < kLayoutVersion) return corrupt("the layout version is an older one");
+  if (bytes.size() < kSegmentHeaderBytes) return corrupt("the file is shorter than a header");
+  const auto header = read_as<SegmentHeader>(bytes);
   if (!sealed_right(bytes.first(kSegmentHeaderBytes), offsetof(SegmentHeader, checksum), 0))
     return corrupt("the header is damaged");
   if (header.number == 0 || header.number > kSegmentNumberMax ||

@@ -233,6 +233,21 @@ TEST_F(InspectionTest, ACutOffSegmentLosesWhatIsBehindTheCut) {
   }
 }
 
+TEST_F(InspectionTest, ASegmentCutOffInItsHeaderIsOurs) {
+  fill();
+  close();
+  const std::string file = place_of(6).path;
+  const Files before = files();
+  for (const uint64_t size : {8u, 100u, 4095u}) {
+    SCOPED_TRACE(size);
+    disk_.truncate(file, size);
+    expect_only(Part::kSegmentHeader, file, 0);
+    EXPECT_TRUE(look().foreign.empty());
+    EXPECT_EQ(found_by_store(), without(all_ids(), {6, 7, 8, 9, 10, 11}));
+    restore(before);
+  }
+}
+
 TEST_F(InspectionTest, AnEmptyFileIsDamageAndOneNeverWrittenIsFree) {
   fill();
   close();
@@ -262,13 +277,16 @@ TEST_F(InspectionTest, ANewerLayoutIsRefusedInOneSentence) {
   const std::string file = place_of(12).path;
   auto bytes = disk_.read(file);
   set_layout_version(bytes, kLayoutVersion + 1);
-  disk_.write(file, bytes);
-  const Files before = files();
-  for (const auto& error : {try_look().error(), try_mend().error(), try_cut(0).error()}) {
-    EXPECT_EQ(error.code, Code::kUnsupported);
-    EXPECT_NE(error.message().find("newer HiFC"), std::string::npos) << error.message();
+  for (const size_t size : {bytes.size(), size_t{100}}) {
+    bytes.resize(size);
+    disk_.write(file, bytes);
+    const Files before = files();
+    for (const auto& error : {try_look().error(), try_mend().error(), try_cut(0).error()}) {
+      EXPECT_EQ(error.code, Code::kUnsupported);
+      EXPECT_NE(error.message().find("newer HiFC"), std::string::npos) << error.message();
+    }
+    EXPECT_TRUE(files() == before);
   }
-  EXPECT_TRUE(files() == before);
 }
 
 TEST_F(InspectionTest, ValuesThatDoNotCountAnyMoreAreToldApart) {

@@ -16,6 +16,12 @@ namespace {
 
 using State = InspectedSegment::State;
 
+// A file without a batch has none, whatever its header says.
+std::optional<uint64_t> values_of(const InspectedSegment& segment) {
+  const bool known = segment.state != State::kDamaged || segment.size_bytes <= kSegmentHeaderBytes;
+  return known ? std::optional(segment.values(Fate::kCurrent)) : std::nullopt;
+}
+
 // A directory whose files are removed and rewritten one after the other, or only would be.
 class Editor {
  public:
@@ -33,9 +39,8 @@ class Editor {
   }
 
   Result<RemovedSegment> remove(const InspectedSegment& segment) {
-    RemovedSegment removed{.file = segment.file,
-                           .size_bytes = segment.size_bytes,
-                           .values = segment.values(Fate::kCurrent)};
+    RemovedSegment removed{
+        .file = segment.file, .size_bytes = segment.size_bytes, .values = values_of(segment)};
     if (!applies()) return removed;
     HIFC_TRY(check_cancelled());
     HIFC_TRY(directory_.remove_segment(segment.id));

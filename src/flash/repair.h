@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,7 +19,9 @@ enum class Execution : uint8_t { kDryRun, kApply };
 struct RemovedSegment {
   std::string file;
   uint64_t size_bytes = 0;
-  uint64_t values = 0;  // current ones that went with it
+  // Current ones that went with it; nothing where its header is damaged, since the header has what
+  // the records behind it are verified with.
+  std::optional<uint64_t> values;
 };
 
 struct Repair {

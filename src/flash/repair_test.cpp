@@ -125,6 +125,31 @@ TEST_F(RepairTest, SegmentsWithoutAHeaderGo) {
   EXPECT_EQ(files().size(), before - 2);
 }
 
+TEST_F(RepairTest, WhatWentWithASegmentIsCountedWhereItIsKnown) {
+  fill();
+  close();
+  disk_.flip_byte(place_of(6).path, 30);
+  disk_.truncate(place_of(12).path, 0);
+  const Repair outcome = mend();
+  ASSERT_EQ(outcome.removed.size(), 2u);
+  for (const RemovedSegment& removed : outcome.removed)
+    EXPECT_EQ(removed.values, removed.size_bytes == 0 ? std::optional<uint64_t>(0) : std::nullopt);
+  const Trim trimmed = cut(0);
+  for (const RemovedSegment& removed : trimmed.removed) EXPECT_TRUE(removed.values);
+}
+
+TEST_F(RepairTest, SegmentsCutOffInTheirHeaderGo) {
+  fill();
+  close();
+  const std::string file = place_of(6).path;
+  for (const uint64_t size : {4095u, 100u}) {
+    disk_.truncate(file, size);
+    EXPECT_EQ(mend(Execution::kDryRun).removed.size(), 1u) << size;
+  }
+  expect_mended(without(all_ids(), {6, 7, 8, 9, 10, 11}));
+  EXPECT_FALSE(disk_.exists(file));
+}
+
 TEST_F(RepairTest, CutOffSegmentsKeepWhatIsLeft) {
   fill();
   close();

@@ -75,20 +75,38 @@ Result<std::span<const std::byte>> SegmentReader::bytes(uint64_t offset, uint64_
   return std::span<const std::byte>(window_->data() + (offset - window_begin_), length);
 }
 
+// The first page, or all of a file that is shorter.
+Result<std::span<const std::byte>> SegmentReader::beginning() {
+  if (options_.size_bytes >= kPageBytes) return bytes(0, kPageBytes);
+  HIFC_ASSIGN(io::AlignedMemory memory, io::AlignedMemory::allocate(kPageBytes));
+  window_ = std::make_shared<io::AlignedMemory>(std::move(memory));
+  window_bytes_ = 0;
+  // Reads are of whole pages: one that meets the end of the file is an error without an errno, and
+  // has brought what there is.
+  const auto read = transfer_now(ring_,
+                                 {.operation = io::Operation::kRead,
+                                  .file = options_.file,
+                                  .vectors = {{window_->data(), kPageBytes}}},
+                                 options_.deadline_ns, window_);
+  timed_out_ = !read && read.error().code == Code::kTimeout;
+  if (!read && (timed_out_ || read.error().system_errno != 0)) return std::unexpected(read.error());
+  return window_->span().first(options_.size_bytes);
+}
+
 Result<SegmentHeader> SegmentReader::header() {
-  if (options_.size_bytes < kSegmentHeaderBytes)
-    return failure(Code::kCorrupt, "the file is shorter than a header");
-  HIFC_ASSIGN(const auto page, bytes(0, kSegmentHeaderBytes));
+  if (options_.size_bytes == 0) return failure(Code::kCorrupt, "the file is empty");
+  HIFC_ASSIGN(const auto page, beginning());
   return decode_segment_header(page);
 }
 
 SegmentReader::Origin SegmentReader::origin() {
-  const uint64_t pages = options_.size_bytes / kPageBytes;
-  if (pages == 0) return options_.size_bytes == 0 ? Origin::kEmpty : Origin::kForeign;
-  const auto first = bytes(0, kPageBytes);
+  if (options_.size_bytes == 0) return Origin::kEmpty;
+  const auto first = beginning();
   const bool zero = first && is_unwritten(*first);
   if (first && is_older_layout(*first)) return Origin::kOutdated;
   if (first && !zero && looks_like_segment(*first)) return Origin::kDamaged;
+  const uint64_t pages = options_.size_bytes / kPageBytes;
+  if (pages == 0) return zero ? Origin::kUnwritten : Origin::kForeign;
   const auto second = bytes(kSegmentHeaderBytes, kPageBytes);
   if (second && looks_like_batch(*second)) return Origin::kDamaged;
   const auto last = bytes((pages - 1) * kPageBytes, kPageBytes);

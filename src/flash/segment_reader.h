@@ -71,6 +71,8 @@ class SegmentReader {
   void verify(const Found& batch, const Damaged& damaged);
 
  private:
+  Result<std::span<const std::byte>> beginning();
+
   Options options_;
   io::Ring& ring_;
   std::shared_ptr<io::AlignedMemory> window_;

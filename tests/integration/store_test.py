@@ -137,6 +137,9 @@ class Damaged(Store):
         self.flip(FILES[1], 20)
         record = self.tool("verify", status=1)["damaged_records"][0]
         self.assertEqual([record["part"], record["file"]], ["segment header", FILES[1]])
+        planned = self.tool("repair", "--dry-run")["removed_files"]
+        self.assertEqual(planned, [{"file": FILES[1], "bytes": SEGMENT, "values": None}])
+        self.assertIn("unknown", self.text("repair", "--dry-run"))
         self.repaired(VALUES - SEGMENT_VALUES)
         self.assertFalse((self.flash / FILES[1]).exists())
 
@@ -150,6 +153,16 @@ class Damaged(Store):
                 self.repaired(VALUES - SEGMENT_VALUES + left)
                 for name, data in before.items():
                     (self.flash / name).write_bytes(data)
+
+    def test_cut_off_in_its_header(self):
+        before = (self.flash / FILES[1]).read_bytes()
+        for size in 4095, 100:
+            (self.flash / FILES[1]).write_bytes(before[:size])
+            found = self.tool("verify", status=1)
+            self.assertEqual(found["foreign_files"], [])
+            self.assertEqual([record["file"] for record in found["damaged_records"]], [FILES[1]])
+        self.repaired(VALUES - SEGMENT_VALUES)
+        self.assertFalse((self.flash / FILES[1]).exists())
 
     def test_dry_run_changes_nothing(self):
         self.flip(FILES[1], 20)
