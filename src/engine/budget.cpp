@@ -7,9 +7,12 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "base/text.h"
 #include "base/units.h"
 #include "cache/kv_cache.h"
 #include "engine/policy.h"
+#include "flash/directory.h"
+#include "io/file_system.h"
 #include "tier/tiers.h"
 
 namespace hifc::engine {
@@ -52,9 +55,12 @@ Result<uint32_t> block_tokens(const Config& config, const kv::ModelShape& shape)
   return static_cast<uint32_t>(tokens);
 }
 
+// Of a batch and its segment, without the groups themselves: far more than their records have.
+constexpr uint64_t kHeaders = 256u << 10;
+
 // Flash that surely holds `need` bytes of groups: a segment's last batch may not fit into its rest.
 uint64_t flash_bytes_for(uint64_t need, uint64_t group_bytes) {
-  constexpr uint64_t kSegmentBytes = 256u << 20, kHeaders = 256u << 10;
+  constexpr uint64_t kSegmentBytes = 256u << 20;
   const uint64_t batch = std::max(group_bytes, uint64_t{16} << 20);
   const uint64_t segments = std::max<uint64_t>(4, need / kSegmentBytes + 1);
   return need + segments * (batch + kHeaders);
@@ -80,6 +86,7 @@ class Planner {
     plan_warm();
     plan_ubatch();
     HIFC_TRY(check_minimum());
+    HIFC_TRY(check_flash_minimum());
     return budget_;
   }
 
@@ -100,7 +107,12 @@ class Planner {
     budget_.flash_path = config_.flash_path.value_or(default_flash_path());
     const uint64_t need = flash_bytes_for(budget_.kv_bytes_at_limit, budget_.group_bytes);
     budget_.flash_bytes = config_.flash_cache_size.value_or(
-        std::max({kFlashBytesMin, 2 * budget_.kv_bytes_at_limit, need}));
+        std::max({kFlashBytesMin, 2 * budget_.kv_bytes_at_limit, need, stored_bytes()}));
+  }
+
+  // What a run with more room has left there is not removed unless somebody says so.
+  uint64_t stored_bytes() const {
+    return flash::Directory::segments_bytes(budget_.flash_path, io::system_files());
   }
 
   void plan_hot() {
@@ -168,6 +180,23 @@ class Planner {
   }
   uint32_t waiting_groups() const {
     return tier::groups_per_write_min(budget_.group_bytes, shape_.layers);
+  }
+
+  // One write of groups, in whole MiB so that what is named is enough.
+  uint64_t least_flash_bytes() const {
+    constexpr uint64_t kMiB = 1u << 20;
+    const uint64_t bytes = waiting_groups() * budget_.group_bytes + kHeaders;
+    return (bytes + kMiB - 1) / kMiB * kMiB;
+  }
+
+  Result<void> check_flash_minimum() const {
+    if (!budget_.flash || budget_.flash_bytes >= least_flash_bytes()) return {};
+    return failure(
+        Code::kInvalid,
+        fmt::format("flash_cache_size {} is below the minimum of {} for this model: one write of "
+                    "{} of {} tokens",
+                    format_size(budget_.flash_bytes), format_size(least_flash_bytes()),
+                    plural(waiting_groups(), "group"), budget_.layout.block_tokens()));
   }
 
   Result<void> check_minimum() const {

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "cache/kv_cache.h"
+#include "io/file_system.h"
+#include "testing/temp_directory.h"
 
 namespace hifc::engine {
 namespace {
@@ -95,6 +97,34 @@ TEST(Budget, BelowTheMinimumIsRefusedWithAMinimumThatWorks) {
   expect_contains(message, "hot_cache_size 1.0 MiB + warm_cache_size 1.0 MiB");
   expect_contains(message, "the minimum of 6.9 MiB");
   config.warm_cache_size = 6 * kMiB;
+  EXPECT_TRUE(plan(config));
+}
+
+// What an earlier run had room for; anything else in the directory does not count.
+TEST(Budget, AutomaticFlashHoldsWhatIsThereAlready) {
+  testing::TempDirectory directory;
+  Config config;
+  config.flash_path = directory.path().string();
+  const uint64_t standard = plan(config)->flash_bytes;
+  const auto make = [&](const std::string& name, uint64_t bytes) {
+    ASSERT_TRUE(io::system_files().create(directory.file(name), bytes, false));
+  };
+  make("hifc-00000000.seg", standard);
+  make("others", standard);
+  EXPECT_EQ(plan(config)->flash_bytes, standard);
+  make("hifc-00000001.seg", 5 * kMiB);
+  EXPECT_EQ(plan(config)->flash_bytes, standard + 5 * kMiB);
+  config.flash_cache_size = 100 * kMiB;
+  EXPECT_EQ(plan(config)->flash_bytes, 100 * kMiB);
+}
+
+TEST(Budget, FlashForLessThanAWriteIsRefusedWithAMinimumThatWorks) {
+  Config config;
+  config.flash_cache_size = kMiB;
+  expect_contains(refusal(config), "flash_cache_size 1.0 MiB is below the minimum of 5.0 MiB");
+  config.flash_cache_size = 5 * kMiB;
+  EXPECT_TRUE(plan(config));
+  config.flash_cache_size = 0;
   EXPECT_TRUE(plan(config));
 }
 

@@ -78,6 +78,15 @@ Result<Directory::Listing> Directory::list() const {
   return listing;
 }
 
+uint64_t Directory::segments_bytes(const std::string& path, io::FileSystem& files) {
+  const auto entries = files.list(path);
+  if (!entries) return 0;
+  uint64_t bytes = 0;
+  for (const io::DirectoryEntry& entry : *entries)
+    if (entry.regular && segment_id(entry.name)) bytes += entry.size_bytes;
+  return bytes;
+}
+
 Result<io::File> Directory::create_segment(uint32_t id, uint64_t size_bytes, bool direct) {
   auto file = files_.create(segment_path(id), size_bytes, direct);
   if (!file) return file;

@@ -45,6 +45,9 @@ class Directory {
   std::string segment_path(uint32_t id) const;
   static std::string segment_name(uint32_t id);
 
+  // Of all segment files at `path`, whoever owns it; 0 where nothing can be listed.
+  static uint64_t segments_bytes(const std::string& path, io::FileSystem& files);
+
   Result<uint64_t> free_bytes() const { return files_.free_bytes(path_); }
 
  private:

@@ -54,7 +54,8 @@ void SegmentPool::adopt(Found found) {
   if (found.numbers_lost) last_number_ += 1u << 16;
 }
 
-Result<void> SegmentPool::fit() {
+Result<SegmentPool::Removed> SegmentPool::fit() {
+  Removed removed;
   while (bytes_on_disk_ > options_.capacity_bytes) {
     Segment* victim = best_free(0);
     if (victim == nullptr) victim = oldest_retirable();
@@ -63,10 +64,12 @@ Result<void> SegmentPool::fit() {
                                               directory_.path(), format_size(bytes_on_disk_),
                                               format_size(options_.capacity_bytes)));
     if (!victim->free()) retire(*victim);
+    ++removed.segments;
+    removed.size_bytes += victim->size_bytes;
     HIFC_TRY(remove(*victim));
   }
   peak_bytes_on_disk_ = bytes_on_disk_;
-  return {};
+  return removed;
 }
 
 Result<void> SegmentPool::check_usable() const {

@@ -50,7 +50,10 @@ class SegmentPool {
     bool numbers_lost = false;
   };
   void adopt(Found found);
-  Result<void> fit();
+  struct Removed {
+    uint64_t segments = 0, size_bytes = 0;
+  };
+  Result<Removed> fit();
   // kFull when there is no segment and no room for one on the file system.
   Result<void> check_usable() const;
 

@@ -11,6 +11,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "base/units.h"
 #include "flash/batch.h"
 #include "flash/directory.h"
@@ -179,7 +180,11 @@ Result<void> Store::Impl::recover(io::Ring& ring) {
   for (Segment* const segment : live) index_segment(*segment);
   for (const Segment* const segment : live)
     statistics_.recovered_values += segment->findable_values;
-  HIFC_TRY(pool_.fit());
+  HIFC_ASSIGN(const SegmentPool::Removed removed, pool_.fit());
+  if (removed.segments > 0)
+    log_warn("removed {} ({}) of {} to fit flash_cache_size {}",
+             plural(removed.segments, "segment"), format_size(removed.size_bytes),
+             directory_->path(), format_size(options_.capacity_bytes));
   HIFC_TRY(pool_.check_usable());
   log_.resume();
   return {};
@@ -187,19 +192,20 @@ Result<void> Store::Impl::recover(io::Ring& ring) {
 
 void Store::Impl::report(const Recovery& recovery) {
   if (!recovery.foreign.empty())
-    log_warn("{} holds {} files that are not HiFC's, such as {}; they are left alone",
-             directory_->path(), recovery.foreign.size(), recovery.foreign.front());
+    log_warn("{} holds {} not HiFC's, such as {}; left alone", directory_->path(),
+             plural(recovery.foreign.size(), "file"), recovery.foreign.front());
   if (!recovery.unreadable.empty())
-    log_warn("{} files of the flash cache cannot be read, such as {}", recovery.unreadable.size(),
-             recovery.unreadable.front());
+    log_warn("{} of the flash cache cannot be read, such as {}",
+             plural(recovery.unreadable.size(), "file"), recovery.unreadable.front());
   if (recovery.damaged_headers > 0)
-    log_warn("{}: {} segment files have damaged headers; their values are lost", directory_->path(),
-             recovery.damaged_headers);
+    log_warn("{}: {} with a damaged header; what was in there is lost", directory_->path(),
+             plural(recovery.damaged_headers, "segment file"));
   if (recovery.damaged_values > 0)
-    log_warn("{}: {} values were not completely written before a crash; they are dropped",
-             directory_->path(), recovery.damaged_values);
+    log_warn("{}: dropped {} not completely written before a crash", directory_->path(),
+             plural(recovery.damaged_values, "value"));
   if (recovery.outdated > 0)
-    log_warn("{}: {} segments of an older HiFC are dropped", directory_->path(), recovery.outdated);
+    log_warn("{}: dropped {} of an older HiFC", directory_->path(),
+             plural(recovery.outdated, "segment"));
 }
 
 void Store::Impl::index_segment(Segment& segment) {

@@ -138,6 +138,12 @@ class Mistakes(ProgramTest):
                      words=["of flash", "flash_cache_size is 24.0 MiB"])
         self.assertEqual(self.leftovers(), [])
 
+    def test_flash_too_small_for_any_group_names_the_minimum(self):
+        command = self.run_command("llama-32l", "-q", "--flash", self.flash, "--flash-size")
+        error = self.refused(*command, "1MiB", words=["flash_cache_size 1.0 MiB", "minimum of"])
+        self.assertEqual(self.leftovers(), [])
+        self.succeed(*command, error.split("minimum of ")[1].split(" for")[0])
+
     def test_memory_too_small_without_flash(self):
         self.refused(*self.run_command("llama-32l", "-f", long_text(self.folder)),
                      "--hot", "10MiB", "--warm", "10MiB", words=["no flash tier"])
@@ -179,6 +185,22 @@ class FlashDirectories(ProgramTest):
             return
         self.flash.mkdir(mode=0o500)
         self.refused(*self.with_flash(self.flash), words=[self.flash, "Permission denied"])
+
+    def test_less_room_than_there_is_stored(self):
+        self.succeed(*self.run_command("llama-32l", "-q", "-f", long_text(self.folder)),
+                     "--flash", self.flash, "--flash-size", "64MiB")
+        done = self.succeed(*self.with_flash(self.flash), "--flash-size", "32MiB")
+        self.assertRegex(done.stderr.decode(), r"^hifc: removed \d+ segments? \(.*\) of "
+                         f"{self.flash} to fit flash_cache_size 32.0 MiB\n$")
+
+    def test_without_a_size_everything_stored_stays(self):
+        self.flash.mkdir(mode=0o700)
+        names = {f"hifc-{number:08}.seg" for number in range(8)}
+        for name in names:
+            (self.flash / name).touch()
+            os.truncate(self.flash / name, 256 * MIB)  # a segment that was never written
+        self.assertEqual(self.succeed(*self.with_flash(self.flash)).stderr, b"")
+        self.assertEqual({path.name for path in self.flash.iterdir()}, names)
 
     def test_files_of_others_are_left_alone(self):
         self.flash.mkdir(mode=0o700)
