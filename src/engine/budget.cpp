@@ -171,10 +171,10 @@ class Planner {
   // Small groups are written several at a time, so that writes reach 4 MiB: those wait in memory
   // while the next one is filled.
   uint64_t least_bytes() const {
-    const uint64_t least = config_.ubatch != 0
-                               ? cache::KvCache::bytes_for_ubatch(
-                                     budget_.layout, std::min(config_.ubatch, kUbatchMin))
-                               : cache::KvCache::bytes_min(budget_.layout);
+    const uint64_t least =
+        config_.ubatch != 0
+            ? cache::KvCache::bytes_for_ubatch(budget_.layout, std::min(config_.ubatch, kUbatchMin))
+            : cache::KvCache::bytes_min(budget_.layout);
     return std::max(least, cache::KvCache::bytes_min(budget_.layout)) +
            (waiting_groups() - 1) * budget_.group_bytes;
   }

@@ -160,9 +160,7 @@ uint32_t Engine::resume(std::span<const int32_t> prompt) {
   resume_ = {};
   if (!options_.config.resume || !tiers_->has_cold() || length() > 0) return 0;
   resume_ = engine::resume(*cache_, prompt, clock_,
-                           {.group_bytes = budget_.group_bytes,
-                            .compute_speed = compute_speed_,
-                            .cancelled = options_.cancelled});
+                           {.compute_speed = compute_speed_, .cancelled = options_.cancelled});
   resuming_ = length() > 0;
   if (resuming_) cache_->limit_stall(patience_ns(length(), {.compute = compute_speed_}));
   resume_stall_ns_ = cache_->statistics().stall_ns;

@@ -55,7 +55,6 @@ double decode_speed(std::span<const std::byte> record);
 bool worth_recording(double recorded, double measured);
 
 struct ResumeOptions {
-  uint64_t group_bytes = 0;
   double compute_speed = 0;  // tokens a second; 0: unknown
   const std::atomic<bool>* cancelled = nullptr;
 };

@@ -84,9 +84,7 @@ class ResumeDecisions : public ::testing::Test {
   }
   ResumeReport decide(double compute_speed) {
     reads_before_ = session_->tiers->store().statistics().reads;
-    return resume(
-        *session_->cache, in_.tokens, clock_,
-        {.group_bytes = session_->layout().exact_bytes(), .compute_speed = compute_speed});
+    return resume(*session_->cache, in_.tokens, clock_, {.compute_speed = compute_speed});
   }
   uint64_t reads() const { return session_->tiers->store().statistics().reads - reads_before_; }
 
