@@ -126,7 +126,7 @@ class Planner {
     const uint64_t most = budget_.memory_bytes_at_limit;
     if (hot == UINT64_MAX) hot = std::min(most, physical_memory_bytes() / 2);
     // More than the longest context's KV would never be used.
-    budget_.hot_bytes = std::min(hot, most) / block_bytes_ * block_bytes_;
+    budget_.hot_bytes = std::min(hot, most);
   }
 
   // Automatic: what streaming needs over flash, and whatever hot does not hold without flash.
@@ -136,9 +136,8 @@ class Planner {
                                     2 * budget_.memory_bytes_at_limit + round_up(least_bytes()));
       return;
     }
-    const auto beyond_hot = [&](uint64_t bytes) {
-      return bytes - std::min(bytes, budget_.hot_bytes);
-    };
+    const uint64_t hot = budget_.hot_bytes / block_bytes_ * block_bytes_;  // that is used
+    const auto beyond_hot = [&](uint64_t bytes) { return bytes - std::min(bytes, hot); };
     if (!budget_.flash) {
       budget_.warm_bytes = beyond_hot(budget_.memory_bytes_at_limit);
       return;
