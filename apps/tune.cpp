@@ -15,7 +15,6 @@
 #include "apps/command.h"
 #include "apps/options.h"
 #include "apps/quality.h"
-#include "apps/table.h"
 #include "engine/policy.h"
 #include "engine/policy_tuning.h"
 #include "engine/recovery.h"
