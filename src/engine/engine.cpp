@@ -41,7 +41,8 @@ Engine::Engine(const Model& model, ThreadPool& pool, EngineOptions options, kv::
       pool_(pool),
       options_(std::move(options)),
       codecs_(std::move(codecs)),
-      budget_(std::move(budget)) {}
+      budget_(std::move(budget)),
+      clock_(options_.clock != nullptr ? *options_.clock : system_clock_) {}
 
 Engine::~Engine() {
   cache_.reset();

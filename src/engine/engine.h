@@ -39,6 +39,7 @@ struct EngineOptions {
   std::optional<kv::CodecPolicy> codecs = {};
   uint32_t outputs_max = 1;      // rows of logits one step may ask for
   io::Ring* ring = nullptr;      // instead of one of the engine's own (fault injection)
+  const Clock* clock = nullptr;  // instead of the system's, for what depends on measured speeds
   bool temporary_flash = false;  // what is stored goes with the engine
   // Tokens that will surely be held; their memory is taken while the engine is made. 0: unknown.
   uint64_t expected_tokens = 0;
@@ -119,7 +120,8 @@ class Engine {
   EngineOptions options_;
   kv::CodecPolicy codecs_;
   Budget budget_;
-  SystemClock clock_;
+  SystemClock system_clock_;
+  const Clock& clock_;
   std::unique_ptr<tier::Tiers> tiers_;
   std::unique_ptr<cache::KvCache> cache_;
   llama_context* context_ = nullptr;

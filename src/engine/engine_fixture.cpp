@@ -118,9 +118,12 @@ void ModelTest::load(const std::string& name) {
 }
 
 std::unique_ptr<Engine> ModelTest::make(const Config& config, io::Ring* ring) {
-  auto engine =
-      Engine::create(*model_, *pool_,
-                     {.config = config, .outputs_max = 64, .ring = ring, .cancelled = &cancelled_});
+  auto engine = Engine::create(*model_, *pool_,
+                               {.config = config,
+                                .outputs_max = 64,
+                                .ring = ring,
+                                .clock = ring == nullptr ? &standing_clock_ : nullptr,
+                                .cancelled = &cancelled_});
   if (engine) return std::move(*engine);
   ADD_FAILURE() << engine.error().message();
   return nullptr;

@@ -16,6 +16,7 @@
 #include "engine/engine.h"
 #include "engine/model.h"
 #include "engine/thread_pool.h"
+#include "testing/sim_clock.h"
 
 namespace hifc::engine {
 
@@ -60,11 +61,14 @@ Result<Generation> generate(Engine& engine, std::span<const int32_t> prompt, uin
 class ModelTest : public ::testing::Test {
  protected:
   void load(const std::string& name);
+  // Without a ring of the test's own, time stands still: loading what is stored always seems worth
+  // it, whatever else the machine does.
   std::unique_ptr<Engine> make(const Config& config, io::Ring* ring = nullptr);
 
   std::unique_ptr<Model> model_;
   std::unique_ptr<ThreadPool> pool_;
   std::atomic<bool> cancelled_ = false;
+  testing::SimClock standing_clock_;
 };
 
 }  // namespace hifc::engine

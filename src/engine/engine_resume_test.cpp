@@ -24,8 +24,7 @@ using hifc::testing::SimRing;
 
 constexpr uint32_t kBlockTokens = 64;
 constexpr uint32_t kGenerated = 6;
-// Too few for the engine to record how fast it computes: what is stored is then loaded, whatever
-// the machine is doing. Three groups, and the beginning of a fourth.
+// Three groups, and the beginning of a fourth.
 constexpr uint32_t kPrompt = 240;
 constexpr uint32_t kFullGroups = 192;
 
