@@ -79,26 +79,17 @@ Result<kv::ModelShape> parse_shape(const std::string& text) {
                         .window = {0}};
 }
 
-constexpr std::array kCodecs = {kv::Codec::kF16, kv::Codec::kI8, kv::Codec::kI4, kv::Codec::kI3,
-                                kv::Codec::kI2};
-
-std::optional<kv::Codec> find_codec(std::string_view name) {
-  for (const kv::Codec codec : kCodecs)
-    if (kv::to_string(codec) == name) return codec;
-  return std::nullopt;
-}
-
 // "K-V", or one name for both.
 Result<kv::LayerCodecs> parse_codecs(const std::string& text) {
   const size_t dash = text.find('-');
-  const auto k = find_codec(std::string_view(text).substr(0, dash));
+  const auto k = kv::find_codec(std::string_view(text).substr(0, dash));
   const auto v =
-      dash == std::string::npos ? k : find_codec(std::string_view(text).substr(dash + 1));
+      dash == std::string::npos ? k : kv::find_codec(std::string_view(text).substr(dash + 1));
   if (!k || !v)
     return failure(Code::kInvalid,
-                   fmt::format("codec '{}' is none of f16, i8, i4, i3 and i2, nor two of them such "
-                               "as i4-i3, for K and for V",
-                               text));
+                   fmt::format("codec '{}' is none of {}, nor two of them such as i4-i3, for K and "
+                               "for V",
+                               text, fmt::join(kv::kCodecNames, ", ")));
   return kv::LayerCodecs{.k = *k, .v = *v};
 }
 
@@ -182,16 +173,10 @@ class Workload {
     std::vector<uint16_t> page(size_t{kv::kPageTokens} * shape_.head_dim);
     fill_random(std::as_writable_bytes(std::span(page)));
     for (uint16_t& number : page) number = static_cast<uint16_t>((number & 0x83ff) | 0x3000);
-    const auto encode = [&](const kv::PageFormat& format, std::byte* to) {
-      if (format.codec == kv::Codec::kF16)
-        std::memcpy(to, page.data(), kv::page_bytes(format));
-      else
-        codecs->encode(format, page.data(), to);
-    };
     parallel.run(static_cast<uint32_t>(blocks), [&](uint32_t index, uint32_t) {
       for (uint32_t i = 0; i < layout_.pages() * shape_.kv_heads; ++i) {
-        encode(layout_.k_format(), block(index) + layout_.k_page_offset(0, i));
-        encode(layout_.v_format(), block(index) + layout_.v_page_offset(0, i));
+        codecs->encode(layout_.k_format(), page.data(), block(index) + layout_.k_page_offset(0, i));
+        codecs->encode(layout_.v_format(), page.data(), block(index) + layout_.v_page_offset(0, i));
       }
     });
     const size_t rows = size_t{kPrefillTokens} * shape_.query_heads * shape_.head_dim;

@@ -4,14 +4,21 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cctype>
+#include <limits>
 #include <memory>
 #include <numeric>
+#include <optional>
+#include <string_view>
 
+#include "apps/arguments.h"
 #include "apps/bench.h"
 #include "apps/bench_report.h"
+#include "apps/calibration.h"
 #include "apps/options.h"
 #include "apps/quality.h"
+#include "base/text.h"
 #include "engine/policy.h"
+#include "engine/policy_tuning.h"
 #include "engine/recovery.h"
 #include "kernels/attention.h"
 
@@ -25,7 +32,8 @@ struct QualityBenchOptions {
   std::string model;
   std::vector<std::string> texts = {"gpl3=/usr/share/common-licenses/GPL-3",
                                     "gfdl=/usr/share/common-licenses/GFDL-1.3"};
-  std::vector<std::string> policies = {"reference", "auto35", "auto60", "auto75", "auto80"};
+  std::vector<std::string> policies = {"reference", "auto35",  "auto60", "auto75",
+                                       "tuned60",   "tuned75", "tuned80"};
   uint32_t tokens = 4096;
   bool quiet = false;
   BenchOutput output;
@@ -46,7 +54,7 @@ Text parse_text(const std::string& given) {
   return text;
 }
 
-// What each named policy promises on SmolLM2 and GPL-3; perplexity against the F32 reference (of
+// What policies promise on SmolLM2 and GPL-3; perplexity against the F32 reference (of
 // `reference` against HiFC's F16), KL against llama.cpp's own with an F16 cache.
 struct Promise {
   std::string_view policy;
@@ -56,7 +64,16 @@ constexpr std::array<Promise, 5> kPromises = {{{"reference", 0, 0.003, 0},
                                                {"auto35", 0.35, 0.003, 1.2},
                                                {"auto60", 0.60, 0.003, 1.6},
                                                {"auto75", 0.75, 0.005, 2.5},
-                                               {"auto80", 0.80, 0.01, 0}}};
+                                               {"tuned80", 0.80, 0.01, 0}}};
+
+// "tuned75": the share that a policy fitted to a text has to save.
+std::optional<double> tuned_share(std::string_view policy) {
+  constexpr std::string_view kPrefix = "tuned";
+  if (!policy.starts_with(kPrefix)) return std::nullopt;
+  const auto percent = to_number<uint32_t>(policy.substr(kPrefix.size()));
+  if (!percent || *percent == 0 || *percent >= 100) return std::nullopt;
+  return *percent / 100.0;
+}
 
 std::vector<BenchReport::Target> targets_of(const std::string& policy) {
   std::vector<BenchReport::Target> targets;
@@ -85,74 +102,87 @@ class QualityBench {
     config_.flash_cache_size = 0;
     config_.deterministic = false;
     HIFC_ASSIGN(model_, engine::Model::load(options_.model));
-    for (const std::string& name : options_.policies) {
-      HIFC_ASSIGN(auto policy, engine::resolve_policy(name, *model_));
-      policies_.push_back(std::move(policy));
-    }
+    config_.policy = "f16";
+    HIFC_ASSIGN(budget_, engine::plan_budget(config_, *model_));
+    for (const std::string& given : options_.texts) texts_.push_back(parse_text(given));
+    for (const std::string& name : options_.policies)
+      if (!tuned_share(name)) HIFC_TRY(engine::resolve_policy(name, *model_));
     HIFC_ASSIGN(pool_, engine::ThreadPool::create(config_.threads));
     BenchReport report("quality", {{"model", model_->description()},
                                    {"texts", options_.texts},
                                    {"policies", options_.policies},
                                    {"tokens", options_.tokens},
                                    {"threads", pool_->threads()}});
-    for (const std::string& given : options_.texts) HIFC_TRY(measure(report, parse_text(given)));
+    for (size_t text = 0; text < texts_.size(); ++text) HIFC_TRY(measure(report, text));
     return publish(report, options_.output);
   }
 
  private:
-  Result<void> measure(BenchReport& report, const Text& text) {
-    Config config = config_;
-    config.policy = "f16";
-    HIFC_ASSIGN(auto tokens, tokens_of(*model_, config, text.path, options_.tokens));
+  Result<void> measure(BenchReport& report, size_t index) {
+    const Text& text = texts_[index];
+    HIFC_ASSIGN(const auto policies, policies_for(index));
+    HIFC_ASSIGN(auto tokens, tokens_of(*model_, budget_, text.path, options_.tokens));
     const auto count = static_cast<uint32_t>(tokens.size());
     HIFC_ASSIGN(const kernels::Kernels* kernels, kernels::select_kernels());
     HIFC_ASSIGN(const auto recovery,
                 engine::Recovery::create({.shape = model_->shape(),
-                                          .policies = policies_,
+                                          .policies = policies,
                                           .tokens_max = count,
                                           .ubatch_tokens = QualityRuns::kPieceTokens},
                                          *kernels, *pool_));
     QualityRuns runs(*model_, *pool_, std::move(tokens));
-    HIFC_TRY(runs.add({.config = config, .observer = recovery.get()}));
-    for (const kv::CodecPolicy& policy : policies_)
-      HIFC_TRY(runs.add({.config = config, .codecs = policy}));
-    Progress progress(
-        {.label = text.name,
-         .total = count,
-         .style = options_.quiet ? Progress::Style::kQuiet : Progress::Style::kAutomatic});
-    HIFC_TRY(runs.run(progress));
-    add_rows(report, text, runs, *recovery);
+    HIFC_TRY(runs.add({.config = config_, .observer = recovery.get()}));
+    for (const kv::CodecPolicy& policy : policies)
+      HIFC_TRY(runs.add({.config = config_, .codecs = policy}));
+    Progress progress({.label = text.name, .total = count, .style = progress_style()});
+    HIFC_TRY(runs.run([&](size_t done) { progress.update(done); }));
+    progress.finish();
+    add_rows(report, index, runs, policies, *recovery);
     return {};
   }
 
-  void add_rows(BenchReport& report, const Text& text, QualityRuns& runs,
-                const engine::Recovery& recovery) const {
-    report.add_row(fmt::format("quality.fp16.{}", text.name), metrics_of(runs, 0));
-    for (size_t i = 0; i < policies_.size(); ++i) {
-      Json metrics = metrics_of(runs, i + 1);
-      add_recovery(metrics, policies_[i], recovery, i);
-      report.add_row(fmt::format("quality.{}.{}", options_.policies[i], text.name),
-                     std::move(metrics), targets_of(options_.policies[i]));
+  // Tuned policies are fitted to another text than they are judged on, where there is one.
+  size_t tuned_on(size_t text) const { return (text + 1) % texts_.size(); }
+
+  Result<std::vector<kv::CodecPolicy>> policies_for(size_t text) {
+    std::vector<kv::CodecPolicy> policies;
+    std::optional<engine::Sensitivity> sensitivity;
+    for (const std::string& name : options_.policies) {
+      const auto share = tuned_share(name);
+      if (share && !sensitivity) {
+        HIFC_ASSIGN(auto measured, calibrate(texts_[tuned_on(text)]));
+        sensitivity = std::move(measured);
+      }
+      HIFC_ASSIGN(auto policy, share ? engine::policy_saving(*sensitivity, model_->shape(), *share)
+                                     : engine::resolve_policy(name, *model_));
+      policies.push_back(std::move(policy));
     }
+    return policies;
   }
 
-  static Json metrics_of(QualityRuns& runs, size_t run) {
-    const kv::GroupLayout& layout = runs.engine(run).budget().layout;
-    const Quality& quality = runs.engine_quality(run);
-    const double reference = runs.llama(QualityRuns::kF32).perplexity();
-    return {{"bytes_per_token", layout.token_bytes()},
-            {"flash_bytes_per_token",
-             static_cast<double>(layout.sealed_bytes()) / layout.block_tokens()},
-            {"saved", saved_share(layout)},
-            {"perplexity", quality.perplexity()},
-            {"reference_perplexity", reference},
-            {"perplexity_change", quality.perplexity() / reference - 1},
-            {"perplexity_distance", std::abs(quality.perplexity() / reference - 1)},
-            {"perplexity_vs_fp16", quality.perplexity() / runs.engine_quality(0).perplexity() - 1},
-            {"kl", quality.mean_kl()},
-            {"kl_floor", runs.kl_floor()},
-            {"kl_over_floor", quality.mean_kl() / runs.kl_floor()},
-            {"top1", quality.top1()}};
+  Result<engine::Sensitivity> calibrate(const Text& text) const {
+    HIFC_ASSIGN(const auto tokens, tokens_of(*model_, budget_, text.path, options_.tokens));
+    return Calibration(*model_, *pool_, config_, progress_style()).measure(tokens);
+  }
+
+  Progress::Style progress_style() const {
+    return options_.quiet ? Progress::Style::kQuiet : Progress::Style::kAutomatic;
+  }
+
+  void add_rows(BenchReport& report, size_t text, QualityRuns& runs,
+                const std::vector<kv::CodecPolicy>& policies,
+                const engine::Recovery& recovery) const {
+    const std::string& name = texts_[text].name;
+    report.add_row(fmt::format("quality.fp16.{}", name), runs.engine_metrics(0));
+    const double fp16 = runs.engine_quality(0).perplexity();
+    for (size_t i = 0; i < policies.size(); ++i) {
+      Json metrics = runs.engine_metrics(i + 1);
+      metrics["perplexity_vs_fp16"] = runs.engine_quality(i + 1).perplexity() / fp16 - 1;
+      if (tuned_share(options_.policies[i])) metrics["tuned_on"] = texts_[tuned_on(text)].name;
+      add_recovery(metrics, policies[i], recovery, i);
+      report.add_row(fmt::format("quality.{}.{}", options_.policies[i], name), std::move(metrics),
+                     targets_of(options_.policies[i]));
+    }
   }
 
   // Of all layers, of those with K in 8 bits, of those with K in 4, and each.
@@ -180,7 +210,8 @@ class QualityBench {
   Config config_;
   std::unique_ptr<engine::Model> model_;
   std::unique_ptr<engine::ThreadPool> pool_;
-  std::vector<kv::CodecPolicy> policies_;
+  engine::Budget budget_;
+  std::vector<Text> texts_;
 };
 
 }  // namespace
@@ -190,7 +221,8 @@ void add_bench_quality(CLI::App& bench, Action& chosen) {
       "quality", "What policies save, and perplexity, KL divergence and recovery under them");
   quality->footer(
       "Recovery of a layer is 1 - the relative L2 error of its attention output, on the queries,\n"
-      "keys and values of an exact run. Targets are for SmolLM2 on GPL-3. Example:\n"
+      "keys and values of an exact run. What is tuned for one text is fitted to the next one.\n"
+      "Targets are for SmolLM2 on GPL-3. Example:\n"
       "  hifc bench quality -m MODEL --policies auto75,policy.yaml --text notes.txt --tokens 2048");
   auto options = std::make_shared<QualityBenchOptions>();
   quality->add_option("-m,--model", options->model, "Model file (GGUF)")->required();
@@ -198,12 +230,15 @@ void add_bench_quality(CLI::App& bench, Action& chosen) {
       ->delimiter(',')
       ->type_name("TEXT,...")
       ->capture_default_str();
-  quality->add_option("--policies", options->policies, "Policies to compare with f16")
+  quality
+      ->add_option("--policies", options->policies,
+                   "Policies to compare with f16; tuned75 is one that is fitted to save 75 %")
       ->delimiter(',')
       ->type_name("NAME|FILE,...")
       ->capture_default_str();
-  quality->add_option("--tokens", options->tokens, "Tokens of each text; 0: all that fit")
-      ->capture_default_str();
+  add_number(*quality, "--tokens", options->tokens,
+             between(0u, std::numeric_limits<uint32_t>::max()),
+             "Tokens of each text; 0: all that fit");
   quality->add_flag("-q,--quiet", options->quiet, "No progress bar");
   add_output_flags(*quality, options->output);
   options->config = std::make_unique<ConfigOptions>(

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <cmath>
 #include <limits>
 #include <memory>
 
@@ -37,8 +36,8 @@ class Eval {
     HIFC_ASSIGN(const Config config, options_.config->resolve());
     HIFC_TRY(check_text());
     HIFC_ASSIGN(model_, engine::Model::load(options_.model));
-    HIFC_ASSIGN(auto tokens, tokens_of(*model_, config, options_.file, options_.tokens));
     HIFC_ASSIGN(const engine::Budget budget, engine::plan_budget(config, *model_));
+    HIFC_ASSIGN(auto tokens, tokens_of(*model_, budget, options_.file, options_.tokens));
     HIFC_TRY(engine::check_fits(budget, tokens.size()));
     HIFC_ASSIGN(pool_, engine::ThreadPool::create(config.threads));
     token_count_ = tokens.size();
@@ -48,7 +47,8 @@ class Eval {
         {.label = "eval",
          .total = token_count_,
          .style = options_.quiet ? Progress::Style::kQuiet : Progress::Style::kAutomatic});
-    HIFC_TRY(runs.run(progress));
+    HIFC_TRY(runs.run([&](size_t done) { progress.update(done); }));
+    progress.finish();
     return publish(report(config, runs), options_.output);
   }
 
@@ -70,32 +70,18 @@ class Eval {
                                 {"hot_bytes", hifc.budget().hot_bytes},
                                 {"warm_bytes", hifc.budget().warm_bytes},
                                 {"flash", hifc.budget().flash}});
-    const double reference = runs.llama(QualityRuns::kF32).perplexity();
-    const auto metrics_of = [&](const Quality& quality) -> Json {
-      return {{"perplexity", quality.perplexity()},
-              {"perplexity_change", quality.perplexity() / reference - 1},
-              {"kl", quality.mean_kl()},
-              {"top1", quality.top1()}};
-    };
-    report.add_row("llama.f32", metrics_of(runs.llama(QualityRuns::kF32)));
-    report.add_row("llama.f16", metrics_of(runs.llama(QualityRuns::kF16)));
-    report.add_row("llama.f16.fa", metrics_of(runs.llama(QualityRuns::kF16FlashAttention)));
+    report.add_row("llama.f32", runs.llama_metrics(QualityRuns::kF32));
+    report.add_row("llama.f16", runs.llama_metrics(QualityRuns::kF16));
+    report.add_row("llama.f16.fa", runs.llama_metrics(QualityRuns::kF16FlashAttention));
 
-    const Quality& quality = runs.engine_quality(0);
-    const bool lossy = kv::lossy(hifc.codecs());
-    Json metrics = metrics_of(quality);
-    metrics["reference_perplexity"] = reference;
-    metrics["perplexity_distance"] = std::abs(quality.perplexity() / reference - 1);
-    metrics["kl_floor"] = runs.kl_floor();
-    metrics["kl_over_floor"] = quality.mean_kl() / runs.kl_floor();
-    metrics["bytes_per_token"] = hifc.budget().layout.token_bytes();
-    metrics["saved"] = saved_share(hifc.budget().layout);
+    Json metrics = runs.engine_metrics(0);
     metrics["logits_hash"] = fmt::format("{:016x}", hifc.statistics().logits_hash);
     metrics["peak_rss_bytes"] = resident_memory().peak_bytes;
     // What a lossy policy may cost is its own affair.
     std::vector<BenchReport::Target> targets = {
         {"perplexity_distance", BenchReport::Bound::kAtMost, 0.005}};
-    if (!lossy) targets.push_back({"kl_over_floor", BenchReport::Bound::kAtMost, 1.1});
+    if (!kv::lossy(hifc.codecs()))
+      targets.push_back({"kl_over_floor", BenchReport::Bound::kAtMost, 1.1});
     report.add_row("hifc", std::move(metrics), targets);
     return report;
   }

@@ -39,6 +39,11 @@ TokenQuality compare(std::span<const float> reference, std::span<const float> lo
   return quality;
 }
 
+// Bytes of K and V that a sealed token has less than one in F16, scales and mins counted.
+double saved_share(const kv::GroupLayout& layout) {
+  return 1 - layout.token_bytes() / (layout.layers() * layout.exact.token_bytes());
+}
+
 void add(Quality& quality, const TokenQuality& token) {
   quality.nll += token.nll;
   quality.kl += token.kl;
@@ -48,24 +53,19 @@ void add(Quality& quality, const TokenQuality& token) {
 
 }  // namespace
 
-Result<std::vector<int32_t>> tokens_of(const engine::Model& model, const Config& config,
+Result<std::vector<int32_t>> tokens_of(const engine::Model& model, const engine::Budget& budget,
                                        const std::string& file, uint32_t count) {
   HIFC_ASSIGN(const std::string text, read_text(file));
   HIFC_ASSIGN(std::vector<int32_t> tokens, model.tokenize(text, false));
   if (count > tokens.size())
     return failure(Code::kInvalid, fmt::format("--tokens {} is more than the {} of '{}'", count,
                                                tokens.size(), file));
-  HIFC_ASSIGN(const engine::Budget budget, engine::plan_budget(config, model));
   if (count != 0) tokens.resize(count);
   tokens.resize(std::min<size_t>(tokens.size(), budget.context_tokens));
   if (tokens.size() < 2)
     return failure(Code::kInvalid,
                    fmt::format("{} tokens of text leave nothing to predict", tokens.size()));
   return tokens;
-}
-
-double saved_share(const kv::GroupLayout& layout) {
-  return 1 - layout.token_bytes() / (layout.layers() * layout.exact.token_bytes());
 }
 
 Result<size_t> QualityRuns::add(engine::EngineOptions options) {
@@ -81,6 +81,7 @@ Result<void> QualityRuns::add_llama() {
   constexpr std::array<ReferenceMode, kLlamaRuns> modes = {ReferenceMode::kF32, ReferenceMode::kF16,
                                                            ReferenceMode::kF16FlashAttention};
   for (const ReferenceMode mode : modes) {
+    if (mode != ReferenceMode::kF32 && floor_ == Floor::kLeftOut) continue;
     HIFC_ASSIGN(auto run,
                 engine::Reference::create(model_, pool_,
                                           {.mode = mode,
@@ -92,19 +93,18 @@ Result<void> QualityRuns::add_llama() {
   return {};
 }
 
-Result<void> QualityRuns::run(Progress& progress) {
+Result<void> QualityRuns::run(FunctionRef<void(size_t)> progress) {
   HIFC_TRY(add_llama());
   for (size_t at = 0; at + 1 < tokens_.size(); at += piece_tokens_) {
     HIFC_TRY(piece(at));
-    progress.update(std::min(at + piece_tokens_, tokens_.size()));
+    progress(std::min(at + piece_tokens_, tokens_.size()));
   }
-  progress.finish();
   return {};
 }
 
 std::span<const float> QualityRuns::logits(size_t run, uint32_t row) const {
-  return run < kLlamaRuns ? llama_[run]->logits(row)
-                          : engines_[run - kLlamaRuns].engine->logits(row);
+  return run < llama_.size() ? llama_[run]->logits(row)
+                             : engines_[run - llama_.size()].engine->logits(row);
 }
 
 Result<void> QualityRuns::piece(size_t at) {
@@ -115,7 +115,7 @@ Result<void> QualityRuns::piece(size_t at) {
   for (auto& run : llama_) HIFC_TRY(run->step(tokens, /*all_outputs=*/true));
   // The text's last token has nothing to predict.
   const auto rows = static_cast<uint32_t>(std::min(count, tokens_.size() - 1 - at));
-  const size_t runs = kLlamaRuns + engines_.size();
+  const size_t runs = llama_.size() + engines_.size();
   std::vector<TokenQuality> qualities(rows * runs);
   pool_.run(rows, [&](uint32_t row, uint32_t) {
     for (size_t run = 0; run < runs; ++run)
@@ -124,13 +124,41 @@ Result<void> QualityRuns::piece(size_t at) {
   });
   for (size_t row = 0; row < rows; ++row)
     for (size_t run = 0; run < runs; ++run)
-      apps::add(run < kLlamaRuns ? llama_quality_[run] : engines_[run - kLlamaRuns].quality,
+      apps::add(run < llama_.size() ? llama_quality_[run] : engines_[run - llama_.size()].quality,
                 qualities[row * runs + run]);
   return {};
 }
 
 double QualityRuns::kl_floor() const {
   return std::min(llama_quality_[kF16].mean_kl(), llama_quality_[kF16FlashAttention].mean_kl());
+}
+
+BenchReport::Json QualityRuns::metrics_of(const Quality& quality) const {
+  const double reference = llama_quality_[kF32].perplexity();
+  return {{"perplexity", quality.perplexity()},
+          {"perplexity_change", quality.perplexity() / reference - 1},
+          {"kl", quality.mean_kl()},
+          {"top1", quality.top1()}};
+}
+
+BenchReport::Json QualityRuns::llama_metrics(Llama run) const {
+  return metrics_of(llama_quality_[run]);
+}
+
+BenchReport::Json QualityRuns::engine_metrics(size_t index) const {
+  const Quality& quality = engines_[index].quality;
+  const kv::GroupLayout& layout = engines_[index].engine->budget().layout;
+  BenchReport::Json metrics = metrics_of(quality);
+  const double change = metrics["perplexity_change"];
+  metrics["perplexity_distance"] = std::abs(change);
+  metrics["reference_perplexity"] = llama_quality_[kF32].perplexity();
+  metrics["kl_floor"] = kl_floor();
+  metrics["kl_over_floor"] = quality.mean_kl() / kl_floor();
+  metrics["bytes_per_token"] = layout.token_bytes();
+  metrics["flash_bytes_per_token"] =
+      static_cast<double>(layout.sealed_bytes()) / layout.block_tokens();
+  metrics["saved"] = saved_share(layout);
+  return metrics;
 }
 
 }  // namespace hifc::apps

@@ -11,9 +11,10 @@
 #include <string>
 #include <vector>
 
-#include "apps/progress.h"
-#include "base/config.h"
+#include "apps/bench_report.h"
+#include "base/function_ref.h"
 #include "base/result.h"
+#include "engine/budget.h"
 #include "engine/engine.h"
 #include "engine/reference.h"
 
@@ -31,12 +32,9 @@ struct Quality {
   double top1() const { return static_cast<double>(top1_agreed) / static_cast<double>(tokens); }
 };
 
-// The text's tokens, all of them or the first `tokens` (0: all that fit the context of `config`).
-Result<std::vector<int32_t>> tokens_of(const engine::Model& model, const Config& config,
+// The text's tokens, all of them or the first `tokens` (0: all that fit the budget's context).
+Result<std::vector<int32_t>> tokens_of(const engine::Model& model, const engine::Budget& budget,
                                        const std::string& file, uint32_t tokens);
-
-// 1 - bytes of a sealed token / bytes of one in F16, scales and mins included.
-double saved_share(const kv::GroupLayout& layout);
 
 class QualityRuns {
  public:
@@ -47,20 +45,30 @@ class QualityRuns {
   // vocabulary and F32).
   static constexpr uint32_t kPieceTokens = 48;
 
+  // Whether llama.cpp's F16-cache runs are made.
+  enum class Floor : uint8_t { kMeasured, kLeftOut };
+
   // model and pool must outlive it.
-  QualityRuns(const engine::Model& model, engine::ThreadPool& pool, std::vector<int32_t> tokens)
-      : model_(model), pool_(pool), tokens_(std::move(tokens)) {}
+  QualityRuns(const engine::Model& model, engine::ThreadPool& pool, std::vector<int32_t> tokens,
+              Floor floor = Floor::kMeasured)
+      : model_(model), pool_(pool), tokens_(std::move(tokens)), floor_(floor) {}
 
   // Adds an engine to be compared; returns its index. options.outputs_max is set here.
   Result<size_t> add(engine::EngineOptions options);
-  Result<void> run(Progress& progress);
+  // `progress` gets the number of tokens done.
+  Result<void> run(FunctionRef<void(size_t done)> progress);
 
   uint32_t piece_tokens() const { return piece_tokens_; }
   const Quality& llama(Llama run) const { return llama_quality_[run]; }
+  size_t engines() const { return engines_.size(); }
   const Quality& engine_quality(size_t index) const { return engines_[index].quality; }
   engine::Engine& engine(size_t index) { return *engines_[index].engine; }
   // KL of llama.cpp's better F16-cache run: what differs without any fault.
   double kl_floor() const;
+
+  // For a report: of a run of llama.cpp, and of an engine with what its policy saves.
+  BenchReport::Json llama_metrics(Llama run) const;
+  BenchReport::Json engine_metrics(size_t index) const;
 
  private:
   struct Run {
@@ -69,11 +77,13 @@ class QualityRuns {
   };
   Result<void> add_llama();
   Result<void> piece(size_t at);
+  BenchReport::Json metrics_of(const Quality& quality) const;
   std::span<const float> logits(size_t run, uint32_t row) const;
 
   const engine::Model& model_;
   engine::ThreadPool& pool_;
   std::vector<int32_t> tokens_;
+  Floor floor_;
   uint32_t piece_tokens_ = kPieceTokens;
   std::vector<std::unique_ptr<engine::Reference>> llama_;
   std::array<Quality, kLlamaRuns> llama_quality_;

@@ -269,7 +269,7 @@ constexpr std::array kKeys = {
     ConfigKey{.name = "policy",
               .value_hint = "NAME|FILE",
               .help = "How K and V are encoded once they leave the newest 128 tokens: f16, "
-                      "reference, auto35, auto60, auto75, auto80, or a file that 'hifc tune "
+                      "reference, auto35, auto60, auto75, or a file that 'hifc tune "
                       "quality' wrote (default f16)",
               .parse = parse_policy,
               .print = print_policy},

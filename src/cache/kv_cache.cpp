@@ -30,9 +30,8 @@ kv::BlockHeader header_for(const CacheOptions& options) {
 
 // Two units in flight: one being computed, one being read.
 uint64_t staging_min_bytes(const kv::GroupLayout& layout) {
-  size_t most = 0;
-  for (const kv::BlockLayout& sealed : layout.sealed) most = std::max(most, sealed.block_bytes());
-  return uint64_t{2} * std::max(1u, kSplitTokens / layout.block_tokens()) * most;
+  return uint64_t{2} * std::max(1u, kSplitTokens / layout.block_tokens()) *
+         layout.sealed_block_bytes_max();
 }
 
 // Tokens before `position` that are not sealed yet when a step begins there; multiples of a page.
@@ -102,9 +101,8 @@ uint64_t KvCache::bytes_for_ubatch(const kv::GroupLayout& layout, uint32_t ubatc
 }
 
 uint64_t KvCache::bytes_for_all(const kv::GroupLayout& layout, uint32_t tokens, uint32_t ubatch) {
-  const uint32_t groups = (tokens + layout.block_tokens() - 1) / layout.block_tokens();
-  return layout.sealed_bytes(groups) + exact_bytes(layout, ubatch, /*cold_tier=*/false) +
-         slack_bytes(layout);
+  return layout.sealed_bytes(layout.groups_of(tokens)) +
+         exact_bytes(layout, ubatch, /*cold_tier=*/false) + slack_bytes(layout);
 }
 
 Result<std::unique_ptr<KvCache>> KvCache::create(CacheOptions options, tier::Tiers& tiers,
@@ -219,13 +217,13 @@ void KvCache::plan() {
   const uint64_t written_bytes = lossy ? layout().sealed_bytes() : layout().exact_bytes();
   if (memory >= 4 * (open_bytes + written_bytes)) open_bytes += written_bytes;
   const uint32_t length = std::max(this->length(), step_.end());
-  const uint32_t groups = (length + block_tokens() - 1) / block_tokens();
-  placement_.plan({.memory_bytes = memory,
-                   .open_bytes = open_bytes,
-                   .staging_min_bytes = staging_min_bytes(layout()),
-                   .all_bytes = layout().sealed_bytes(groups) + slack_bytes(layout()),
-                   .prefetch_layers = options_.prefetch.window_layers,
-                   .length = length});
+  placement_.plan(
+      {.memory_bytes = memory,
+       .open_bytes = open_bytes,
+       .staging_min_bytes = staging_min_bytes(layout()),
+       .all_bytes = layout().sealed_bytes(layout().groups_of(length)) + slack_bytes(layout()),
+       .prefetch_layers = options_.prefetch.window_layers,
+       .length = length});
   residency_.trim();
 }
 
@@ -303,11 +301,10 @@ void KvCache::store_page(const LayerInput& input, uint32_t page, uint32_t kv_hea
   const uint16_t* k = input.k + row * input.k_token_stride + kv_head * input.k_head_stride;
   const uint16_t* v = input.v + row * input.v_token_stride + kv_head * input.v_head_stride;
   size_t k_stride = input.k_token_stride, v_stride = input.v_token_stride;
-  std::vector<uint16_t> rotated;
+  uint16_t rotated[kPageTokens * kv::kHeadDimMax];
   const auto rotate = [&](const uint16_t*& from, size_t& stride) {
-    rotated.resize(size_t{count} * head_dim);
-    codecs_.rotate_f16(head_dim, count, from, stride, rotated.data());
-    from = rotated.data(), stride = head_dim;
+    codecs_.rotate_f16(head_dim, count, from, stride, rotated);
+    from = rotated, stride = head_dim;
   };
   if (kv::rotates(codecs.k)) rotate(k, k_stride);
   kernels_.store_k(head_dim, k, k_stride, first - origin, count, k_page);
@@ -516,8 +513,9 @@ void KvCache::end_step() {
     drop_read_ahead();
   for (const Sealing& sealing : step_.sealing)
     if (sealing.pages == layout().exact.pages()) writer_.add(sealing.group);
-  for (uint32_t g = group_of(step_.position); g < groups_end() && !layout().lossy(); ++g)
-    if (step_.end() >= (g + 1) * block_tokens()) writer_.add(g);
+  if (!layout().lossy())
+    for (uint32_t g = group_of(step_.position); (g + 1) * block_tokens() <= step_.end(); ++g)
+      writer_.add(g);
   writer_.pump();
 }
 

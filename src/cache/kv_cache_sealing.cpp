@@ -36,22 +36,6 @@ void paste_sinks(const uint16_t* k, const uint16_t* v, uint32_t head_dim, uint16
   std::memcpy(v_page, v, size_t{kSinkTokens} * head_dim * sizeof(uint16_t));
 }
 
-void encode(const kernels::Codecs& codecs, const kv::PageFormat& format, const uint16_t* page,
-            std::byte* to) {
-  if (format.codec == kv::Codec::kF16)
-    std::memcpy(to, page, kv::page_bytes(format));
-  else
-    codecs.encode(format, page, to);
-}
-
-void decode(const kernels::Codecs& codecs, const kv::PageFormat& format, const std::byte* from,
-            uint16_t* page) {
-  if (format.codec == kv::Codec::kF16)
-    std::memcpy(page, from, kv::page_bytes(format));
-  else
-    codecs.decode_f16(format, from, page);
-}
-
 // One head's page of a block in both forms.
 struct PagePlaces {
   PagePlaces(const kv::BlockLayout& exact, std::byte* exact_block, const kv::BlockLayout& form,
@@ -88,13 +72,13 @@ void KvCache::seal_page(uint32_t layer, uint32_t group, uint32_t page, uint32_t 
   const kv::BlockLayout& form = layout().sealed[layer];
   const PagePlaces places(layout().exact, tiers_.data(block.exact), form, tiers_.data(block.frame),
                           page, kv_head);
-  encode(codecs_, form.v_format(), places.v, places.sealed_v);
-  if (group > 0 || page > 0) return encode(codecs_, form.k_format(), places.k, places.sealed_k);
+  codecs_.encode(form.v_format(), places.v, places.sealed_v);
+  if (group > 0 || page > 0) return codecs_.encode(form.k_format(), places.k, places.sealed_k);
   const uint32_t head_dim = form.head_dim();
   copy_sinks(places.k, places.v, head_dim, places.sink_k, places.sink_v);
   const bool k_lossy = form.codecs().k != kv::Codec::kF16;
-  encode(codecs_, form.k_format(), k_lossy ? without_sinks(places.k, head_dim).data() : places.k,
-         places.sealed_k);
+  codecs_.encode(form.k_format(), k_lossy ? without_sinks(places.k, head_dim).data() : places.k,
+                 places.sealed_k);
 }
 
 // Back to F16, from `first_page` on; what is encoded again later may differ in its last bits.
@@ -105,8 +89,8 @@ void KvCache::restore_pages(uint32_t layer, uint32_t group, const Block& block,
     for (uint32_t head = 0; head < form.kv_heads(); ++head) {
       const PagePlaces places(layout().exact, tiers_.data(block.exact), form,
                               tiers_.data(block.frame), page, head);
-      decode(codecs_, form.k_format(), places.sealed_k, places.k);
-      decode(codecs_, form.v_format(), places.sealed_v, places.v);
+      codecs_.decode_f16(form.k_format(), places.sealed_k, places.k);
+      codecs_.decode_f16(form.v_format(), places.sealed_v, places.v);
       if (group == 0 && page == 0)
         paste_sinks(places.sink_k, places.sink_v, form.head_dim(), places.k, places.v);
     }

@@ -7,14 +7,15 @@
 namespace hifc::cache {
 
 Placement::Placement(const kv::ModelShape& shape, const kv::GroupLayout& layout)
-    : shape_(shape), block_tokens_(layout.block_tokens()) {
+    : shape_(shape),
+      block_tokens_(layout.block_tokens()),
+      block_bytes_max_(layout.sealed_block_bytes_max()) {
   HIFC_CHECK(shape.window.size() == shape.layers);
   HIFC_CHECK(layout.layers() == shape.layers);
   uint32_t full_layers = 0;
   for (uint32_t layer = 0; layer < shape.layers; ++layer) {
     const bool full = shape.window[layer] == 0;
     block_bytes_.push_back(layout.sealed[layer].block_bytes());
-    block_bytes_max_ = std::max(block_bytes_max_, block_bytes_.back());
     full_rank_.push_back(full_layers);
     full_layers += full ? 1 : 0;
     full_bytes_ += full ? block_bytes_.back() : 0;

@@ -46,10 +46,10 @@ class Placement {
 
   kv::ModelShape shape_;
   uint32_t block_tokens_;
+  uint64_t block_bytes_max_;
   std::vector<uint64_t> block_bytes_;  // [layer]
-  uint64_t block_bytes_max_ = 0;
-  std::vector<uint32_t> full_rank_;  // [layer] index among the full-attention layers
-  uint64_t full_bytes_ = 0;          // of a group in the full-attention layers
+  std::vector<uint32_t> full_rank_;    // [layer] index among the full-attention layers
+  uint64_t full_bytes_ = 0;            // of a group in the full-attention layers
   uint32_t length_ = 0;
   uint32_t pinned_groups_ = 0;     // in every full-attention layer
   uint32_t pinned_remainder_ = 0;  // the first so many full layers hold one group more

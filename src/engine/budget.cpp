@@ -144,7 +144,7 @@ class Planner {
     }
     const uint64_t open = cache::KvCache::bytes_for_ubatch(budget_.layout, wanted_ubatch());
     const uint64_t cold = beyond_hot(budget_.kv_bytes_at_limit);
-    const uint64_t block = sealed_block_bytes_max();
+    const uint64_t block = budget_.layout.sealed_block_bytes_max();
     const uint64_t cold_per_layer = (cold / block / shape_.layers + 1) * block;
     const uint64_t ahead = std::min(cold_per_layer * (config_.prefetch_window + 1),
                                     budget_.kv_bytes_at_limit / 4 / block * block);
@@ -159,12 +159,6 @@ class Planner {
   }
   uint64_t usable_bytes() const {
     return (budget_.hot_bytes / block_bytes_ + budget_.warm_bytes / block_bytes_) * block_bytes_;
-  }
-  uint64_t sealed_block_bytes_max() const {
-    size_t most = 0;
-    for (const kv::BlockLayout& layout : budget_.layout.sealed)
-      most = std::max(most, layout.block_bytes());
-    return most;
   }
 
   // Small groups are written several at a time, so that writes reach 4 MiB: those wait in memory
@@ -241,9 +235,8 @@ Result<Budget> plan_budget(const Config& config, const Model& model) {
 }
 
 Result<void> check_fits(const Budget& budget, uint64_t tokens) {
-  const uint64_t block_tokens = budget.layout.block_tokens();
-  const auto groups = static_cast<uint32_t>((tokens + block_tokens - 1) / block_tokens);
-  const uint64_t need = budget.layout.sealed_bytes(groups);
+  const uint64_t need =
+      budget.layout.sealed_bytes(budget.layout.groups_of(static_cast<uint32_t>(tokens)));
   const uint64_t need_memory = cache::KvCache::bytes_for_all(
       budget.layout, static_cast<uint32_t>(tokens), budget.ubatch_tokens);
   const uint64_t memory = budget.hot_bytes + budget.warm_bytes;

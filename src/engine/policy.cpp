@@ -5,7 +5,6 @@
 
 #include <array>
 
-#include "base/check.h"
 #include "base/policy_file.h"
 #include "llama.h"
 
@@ -15,24 +14,14 @@ namespace {
 using kv::Codec;
 using kv::LayerCodecs;
 
-constexpr std::array<std::string_view, 6> kNames = {"f16",    "reference", "auto35",
-                                                    "auto60", "auto75",    "auto80"};
+constexpr std::array<std::string_view, 5> kNames = {"f16", "reference", "auto35", "auto60",
+                                                    "auto75"};
 
 // The table for 32 layers is 1-8, 9-24 and 25-32.
 LayerCodecs reference_codecs(uint32_t layer, uint32_t layers) {
   if (4 * layer < layers) return {.k = Codec::kI8};
   if (4 * layer < 3 * layers) return {.k = Codec::kI4};
   return {};
-}
-
-constexpr std::array kCodecs = {Codec::kF16, Codec::kI8, Codec::kI4, Codec::kI3, Codec::kI2};
-constexpr std::array<std::string_view, kCodecs.size()> kCodecNames = {"f16", "i8", "i4", "i3",
-                                                                      "i2"};
-
-Codec codec_named(std::string_view name) {
-  for (const Codec codec : kCodecs)
-    if (kv::to_string(codec) == name) return codec;
-  HIFC_CHECK(false);
 }
 
 PolicyModel model_of(const Model& model) {
@@ -60,7 +49,6 @@ Result<kv::CodecPolicy> named_policy(std::string_view name, uint32_t layers) {
   if (name == "auto35") return uniform({.k = Codec::kI8, .v = Codec::kI8});
   if (name == "auto60") return uniform({.k = Codec::kI8, .v = Codec::kI3});
   if (name == "auto75") return uniform({.k = Codec::kI4, .v = Codec::kI3});
-  if (name == "auto80") return uniform({.k = Codec::kI3, .v = Codec::kI2});
   if (name == "reference") {
     kv::CodecPolicy policy;
     for (uint32_t layer = 0; layer < layers; ++layer)
@@ -68,7 +56,8 @@ Result<kv::CodecPolicy> named_policy(std::string_view name, uint32_t layers) {
     return policy;
   }
   return failure(Code::kInvalid,
-                 fmt::format("policy '{}' is none of {}, nor the path of a policy file (.yaml)",
+                 fmt::format("policy '{}' is none of {}, nor the path of a policy file (.yaml), "
+                             "which 'hifc tune quality' writes for other savings",
                              name, fmt::join(kNames, ", ")));
 }
 
@@ -79,14 +68,14 @@ bool is_policy_path(std::string_view policy) {
 
 Result<kv::CodecPolicy> resolve_policy(const std::string& policy, const Model& model) {
   if (!is_policy_path(policy)) return named_policy(policy, model.shape().layers);
-  HIFC_ASSIGN(const PolicyFile file, read_policy_file(policy, kCodecNames));
+  HIFC_ASSIGN(const PolicyFile file, read_policy_file(policy, kv::kCodecNames));
   const PolicyModel here = model_of(model);
   if (file.model != here)
     return failure(Code::kInvalid, fmt::format("policy file '{}' is for {}, but this model is {}",
                                                policy, describe(file.model), describe(here)));
   kv::CodecPolicy codecs;
   for (const PolicyLayer& layer : file.layers)
-    codecs.push_back({.k = codec_named(layer.k), .v = codec_named(layer.v)});
+    codecs.push_back({.k = kv::find_codec(layer.k).value(), .v = kv::find_codec(layer.v).value()});
   return codecs;
 }
 

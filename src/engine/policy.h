@@ -19,10 +19,10 @@ std::span<const std::string_view> policy_names();
 //   f16        nothing is encoded
 //   reference  by relative depth: K in 8 bits in the first quarter of the layers, in 4 bits in the
 //              middle half; all else F16 (the table of the published system)
-//   auto35, auto60, auto75, auto80
+//   auto35, auto60, auto75
 //              at least so many percent fewer bytes of K and V than F16, scales and mins included,
 //              where head_dim is a multiple of 64 (others: up to 5 less); the best uniform choice
-//              on SmolLM2 (docs/measurements.md)
+//              on SmolLM2 (docs/measurements.md). To save 80 % no uniform choice is good enough.
 Result<kv::CodecPolicy> named_policy(std::string_view name, uint32_t layers);
 
 // Whether Config::policy would be taken for a file.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "base/check.h"
 #include "kv/layout.h"
@@ -40,7 +41,7 @@ LayerCodecs cheapest(const LayerSensitivity& layer, const kv::ModelShape& shape,
   double least = std::numeric_limits<double>::infinity();
   for_each_choice([&](LayerCodecs codecs) {
     const double error = error_of(layer, codecs);
-    const double cost = error * error + price * bytes_of(shape, codecs);
+    const double cost = layer.weight * error * error + price * bytes_of(shape, codecs);
     if (cost < least) least = cost, best = codecs;
   });
   return best;
@@ -73,7 +74,7 @@ void spend(kv::CodecPolicy& policy, const Sensitivity& sensitivity, const kv::Mo
         if (more <= 0 || more > room) return;
         const double now = error_of(sensitivity[i], policy[i]);
         const double then = error_of(sensitivity[i], codecs);
-        const double gain = (now * now - then * then) / more;
+        const double gain = sensitivity[i].weight * (now * now - then * then) / more;
         if (gain > most) most = gain, layer = i, better = codecs;
       });
     if (layer == policy.size()) return;
@@ -86,6 +87,18 @@ void spend(kv::CodecPolicy& policy, const Sensitivity& sensitivity, const kv::Mo
 
 double error_of(const LayerSensitivity& layer, LayerCodecs codecs) {
   return std::hypot(error_of(layer.k, codecs.k), error_of(layer.v, codecs.v));
+}
+
+void weigh(Sensitivity& sensitivity, LayerCodecs probe, std::span<const double> kl) {
+  HIFC_CHECK(kl.size() == sensitivity.size());
+  // Less than this share of the mean cannot be told from noise.
+  constexpr double kLeast = 0.05;
+  const double mean = std::accumulate(kl.begin(), kl.end(), 0.0) / static_cast<double>(kl.size());
+  if (!(mean > 0)) return;
+  for (size_t i = 0; i < kl.size(); ++i) {
+    const double error = error_of(sensitivity[i], probe);
+    if (error > 0) sensitivity[i].weight = std::max(kl[i], kLeast * mean) / (error * error);
+  }
 }
 
 Result<kv::CodecPolicy> policy_saving(const Sensitivity& sensitivity, const kv::ModelShape& shape,

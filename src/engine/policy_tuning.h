@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstddef>
+#include <span>
 #include <vector>
 
 #include "base/result.h"
@@ -11,22 +12,27 @@
 
 namespace hifc::engine {
 
-// From the most bits to the fewest.
-inline constexpr std::array kLossyCodecs = {kv::Codec::kI8, kv::Codec::kI4, kv::Codec::kI3,
-                                            kv::Codec::kI2};
+inline constexpr auto kLossyCodecs = std::span(kv::kCodecs).subspan<1>();
 
 // Relative L2 errors of one layer's attention output (recovery.h), by index into kLossyCodecs.
 struct LayerSensitivity {
   std::array<double, kLossyCodecs.size()> k = {};  // with K encoded alone
   std::array<double, kLossyCodecs.size()> v = {};
+  // What a squared error of this layer does to the model's output, by any measure that all layers
+  // share.
+  double weight = 1;
 };
 using Sensitivity = std::vector<LayerSensitivity>;  // [layer]
 
 // Of both together, as if the two were independent of each other.
 double error_of(const LayerSensitivity& layer, kv::LayerCodecs codecs);
 
-// The least sum of squared errors of all layers with at least this share of F16's bytes saved,
-// scales and mins included. kInvalid where no codec saves so much.
+// Sets the weights from what the model's output loses (KL divergence) with one layer at a time in
+// codecs `probe`: kl[layer], noise included, which may make it negative.
+void weigh(Sensitivity& sensitivity, kv::LayerCodecs probe, std::span<const double> kl);
+
+// The least weighted sum of squared errors of all layers with at least this share of F16's bytes
+// saved, scales and mins included. kInvalid where no codec saves so much.
 Result<kv::CodecPolicy> policy_saving(const Sensitivity& sensitivity, const kv::ModelShape& shape,
                                       double share);
 

@@ -107,10 +107,10 @@ Result<kv::ModelShape> shape_of(const Probe& probe, const llama_model* model) {
         node.query_heads != first.query_heads || node.kv_heads != first.kv_heads)
       return failure(Code::kUnsupported, "its heads differ between K and V or between layers");
   }
-  if (first.head_dim_k % 16 != 0 || first.head_dim_k > 512)
-    return failure(
-        Code::kUnsupported,
-        fmt::format("its head_dim {} is not a multiple of 16 up to 512", first.head_dim_k));
+  if (first.head_dim_k % 16 != 0 || first.head_dim_k > kv::kHeadDimMax)
+    return failure(Code::kUnsupported,
+                   fmt::format("its head_dim {} is not a multiple of 16 up to {}", first.head_dim_k,
+                               kv::kHeadDimMax));
   kv::ModelShape shape{.layers = layers,
                        .query_heads = static_cast<uint32_t>(first.query_heads),
                        .kv_heads = static_cast<uint32_t>(first.kv_heads),

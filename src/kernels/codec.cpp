@@ -55,6 +55,10 @@ void encode_columns(const EncodeRows& rows) {
 }
 
 void encode(const PageFormat& format, const uint16_t* page, std::byte* encoded) {
+  if (format.codec == kv::Codec::kF16) {
+    std::memcpy(encoded, page, page_bytes(format));
+    return;
+  }
   HIFC_DCHECK(format.columns % kUnitColumns == 0 && format.columns <= 512);
   with_bits(format.codec, [&](auto bits) HWY_ATTR {
     for (size_t row = 0; row < format.rows; row += kBatchGroups)
@@ -71,6 +75,10 @@ void decode(const PageFormat& format, RowRange rows, const std::byte* encoded, f
 }
 
 void decode_f16(const PageFormat& format, const std::byte* encoded, uint16_t* page) {
+  if (format.codec == kv::Codec::kF16) {
+    std::memcpy(page, encoded, page_bytes(format));
+    return;
+  }
   HIFC_DCHECK(format.columns % kUnitColumns == 0 && format.columns <= 512);
   for (size_t g = 0; g * kGroupColumns < format.columns; ++g)
     decode_halves({format, encoded, {0, format.rows}, g}, page + g * kGroupColumns, format.columns);

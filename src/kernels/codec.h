@@ -53,15 +53,15 @@ struct RowRange {
   uint32_t count = 0;
 };
 
-// One instruction set's codecs. Formats may not be kF16. No pointer needs an alignment.
+// One instruction set's codecs; kF16 is copied. No pointer needs an alignment.
 struct Codecs {
   Isa isa = Isa::kPortable;
 
   // page: F16 bits [rows][columns]; encoded: page_bytes(format).
   void (*encode)(const PageFormat& format, const uint16_t* page, std::byte* encoded) = nullptr;
 
-  // Rows [first, first + count) of an encoded page; out: [count][columns]. Any bytes may be
-  // decoded, though damaged ones give meaningless floats. (Scales that are no numbers, which
+  // Rows [first, first + count) of an encoded page, not of kF16; out: [count][columns]. Any bytes
+  // may be decoded, though damaged ones give meaningless floats. (Scales that are no numbers, which
   // `encode` never writes, give NaN whose sign and payload depend on the instruction set.)
   void (*decode)(const PageFormat& format, RowRange rows, const std::byte* encoded,
                  float* out) = nullptr;

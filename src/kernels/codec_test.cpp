@@ -207,6 +207,17 @@ std::vector<uint16_t> decode_f16(const Codecs& codecs, const PageFormat& format,
   return page;
 }
 
+TEST(Codecs, F16IsCopied) {
+  const PageFormat format{Codec::kF16, 64, 80};
+  for (const Codecs* codecs : available_codecs())
+    for (const Data data : kAllData) {
+      const std::vector<uint16_t> page = make_page(format, data);
+      const auto encoded = encode(*codecs, format, page);
+      EXPECT_EQ(std::memcmp(encoded.data(), page.data(), encoded.size()), 0);
+      EXPECT_EQ(decode_f16(*codecs, format, encoded), page);
+    }
+}
+
 TEST(Codecs, DecodingToF16RoundsToTheNearest) {
   for_all([](const Codecs& codecs, const PageFormat& format) {
     for (const Data data : kAllData) {

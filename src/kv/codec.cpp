@@ -1,5 +1,7 @@
 #include "kv/codec.h"
 
+#include <algorithm>
+
 #include "base/check.h"
 
 namespace hifc::kv {
@@ -24,14 +26,14 @@ size_t page_bytes(const PageFormat& format) {
 }
 
 std::string_view to_string(Codec codec) {
-  switch (codec) {
-    case Codec::kF16: return "f16";
-    case Codec::kI8: return "i8";
-    case Codec::kI4: return "i4";
-    case Codec::kI3: return "i3";
-    case Codec::kI2: return "i2";
-  }
-  return "unknown";
+  const auto* const at = std::ranges::find(kCodecs, codec);
+  return at == kCodecs.end() ? "unknown" : kCodecNames[static_cast<size_t>(at - kCodecs.begin())];
+}
+
+std::optional<Codec> find_codec(std::string_view name) {
+  for (const Codec codec : kCodecs)
+    if (to_string(codec) == name) return codec;
+  return std::nullopt;
 }
 
 }  // namespace hifc::kv

@@ -29,7 +29,7 @@ Result<BlockLayout> BlockLayout::make(const ModelShape& shape, uint32_t block_to
                    fmt::format("block_tokens {} is not a multiple of {} from {} to 4096",
                                block_tokens, kPageTokens, kPageTokens));
   HIFC_CHECK(shape.kv_heads > 0);
-  HIFC_CHECK(shape.head_dim > 0);
+  HIFC_CHECK(shape.head_dim > 0 && shape.head_dim <= kHeadDimMax);
   BlockLayout layout;
   layout.block_tokens_ = block_tokens;
   layout.kv_heads_ = shape.kv_heads;
@@ -97,6 +97,12 @@ bool GroupLayout::lossy() const {
 size_t GroupLayout::block_bytes_max() const {
   size_t most = exact.block_bytes();
   for (const BlockLayout& layout : sealed) most = std::max(most, layout.first_block_bytes());
+  return most;
+}
+
+size_t GroupLayout::sealed_block_bytes_max() const {
+  size_t most = 0;
+  for (const BlockLayout& layout : sealed) most = std::max(most, layout.block_bytes());
   return most;
 }
 

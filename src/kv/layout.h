@@ -115,7 +115,11 @@ struct GroupLayout {
   uint32_t layers() const { return static_cast<uint32_t>(sealed.size()); }
   uint32_t block_tokens() const { return exact.block_tokens(); }
   bool lossy() const;
-  size_t block_bytes_max() const;
+  uint32_t groups_of(uint32_t tokens) const {
+    return (tokens + block_tokens() - 1) / block_tokens();
+  }
+  size_t block_bytes_max() const;         // of any block
+  size_t sealed_block_bytes_max() const;  // of sealed ones but the first group's
   uint64_t exact_bytes() const { return uint64_t{layers()} * exact.block_bytes(); }
   uint64_t sealed_bytes() const;                 // of a group but the first
   uint64_t sealed_bytes(uint32_t groups) const;  // of a sequence's first so many

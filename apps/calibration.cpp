@@ -1,0 +1,84 @@
+#include "apps/calibration.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "apps/command.h"
+#include "apps/quality.h"
+#include "engine/recovery.h"
+#include "kernels/attention.h"
+
+namespace hifc::apps {
+namespace {
+
+// Engines that go through the text side by side: each has a KV cache of its own.
+constexpr uint32_t kRunsAtOnce = 8;
+constexpr kv::LayerCodecs kProbe{.k = kv::Codec::kI2, .v = kv::Codec::kI2};
+
+}  // namespace
+
+Result<engine::Sensitivity> Calibration::measure(std::span<const int32_t> tokens) const {
+  HIFC_ASSIGN(engine::Sensitivity sensitivity, measure_errors(tokens));
+  HIFC_TRY(measure_weights(tokens.first(std::min(tokens.size(), kWeightTokens)), sensitivity));
+  return sensitivity;
+}
+
+Result<engine::Sensitivity> Calibration::measure_errors(std::span<const int32_t> tokens) const {
+  const uint32_t layers = model_.shape().layers;
+  std::vector<kv::CodecPolicy> candidates;
+  for (const kv::Codec codec : engine::kLossyCodecs) {
+    candidates.emplace_back(layers, kv::LayerCodecs{.k = codec});
+    candidates.emplace_back(layers, kv::LayerCodecs{.v = codec});
+  }
+  HIFC_ASSIGN(const kernels::Kernels* kernels, kernels::select_kernels());
+  const uint32_t ubatch = config_.ubatch != 0 ? config_.ubatch : 512;
+  HIFC_ASSIGN(const auto recovery,
+              engine::Recovery::create({.shape = model_.shape(),
+                                        .policies = candidates,
+                                        .tokens_max = static_cast<uint32_t>(tokens.size()),
+                                        .ubatch_tokens = ubatch},
+                                       *kernels, pool_));
+  HIFC_ASSIGN(const auto engine,
+              engine::Engine::create(
+                  model_, pool_,
+                  {.config = config_, .observer = recovery.get(), .cancelled = &interrupted()}));
+  Progress bar({.label = "layers", .total = tokens.size(), .style = progress_});
+  HIFC_TRY(engine->prefill(tokens, [&](uint32_t done) { bar.update(done); }));
+  bar.finish();
+  engine::Sensitivity sensitivity(layers);
+  for (uint32_t layer = 0; layer < layers; ++layer)
+    for (size_t i = 0; i < engine::kLossyCodecs.size(); ++i) {
+      sensitivity[layer].k[i] = 1 - recovery->recovery(2 * i, layer);
+      sensitivity[layer].v[i] = 1 - recovery->recovery(2 * i + 1, layer);
+    }
+  return sensitivity;
+}
+
+Result<void> Calibration::measure_weights(std::span<const int32_t> tokens,
+                                          engine::Sensitivity& sensitivity) const {
+  const uint32_t layers = model_.shape().layers;
+  const uint32_t batches = (layers + kRunsAtOnce - 1) / kRunsAtOnce;
+  Progress bar({.label = "output", .total = batches * tokens.size(), .style = progress_});
+  std::vector<double> kl;
+  double exact_kl = 0;
+  for (uint32_t first = 0; first < layers; first += kRunsAtOnce) {
+    QualityRuns runs(model_, pool_, {tokens.begin(), tokens.end()}, QualityRuns::Floor::kLeftOut);
+    if (first == 0) HIFC_TRY(runs.add({.config = config_}));
+    for (uint32_t layer = first; layer < std::min(first + kRunsAtOnce, layers); ++layer) {
+      kv::CodecPolicy policy(layers);
+      policy[layer] = kProbe;
+      HIFC_TRY(runs.add({.config = config_, .codecs = std::move(policy)}));
+    }
+    HIFC_TRY(
+        runs.run([&](size_t done) { bar.update(first / kRunsAtOnce * tokens.size() + done); }));
+    if (first == 0) exact_kl = runs.engine_quality(0).mean_kl();
+    for (size_t i = first == 0 ? 1 : 0; i < runs.engines(); ++i)
+      kl.push_back(runs.engine_quality(i).mean_kl() - exact_kl);
+  }
+  bar.finish();
+  engine::weigh(sensitivity, kProbe, kl);
+  return {};
+}
+
+}  // namespace hifc::apps
