@@ -23,8 +23,8 @@ std::shared_ptr<ModelBenchOptions> add_model_bench_options(CLI::App& command,
   add_numbers(command, "--hot-ratio", options->hot_ratios, between(0.0, 1.0),
               "Shares of the KV that stay hot")
       ->type_name("0..1,...");
-  options->config = std::make_unique<ConfigOptions>(
-      command, std::initializer_list<std::string_view>{"hot_cache_ratio", "context"});
+  constexpr auto kWithout = std::to_array<std::string_view>({"hot_cache_ratio", "context"});
+  options->config = std::make_unique<ConfigOptions>(command, kWithout);
   return options;
 }
 

@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <limits>
 #include <memory>
@@ -12,10 +13,12 @@
 
 #include "apps/arguments.h"
 #include "apps/bench.h"
+#include "apps/bench_model.h"
 #include "apps/bench_report.h"
 #include "apps/calibration.h"
 #include "apps/options.h"
 #include "apps/quality.h"
+#include "base/policy_file.h"
 #include "base/text.h"
 #include "engine/policy.h"
 #include "engine/policy_tuning.h"
@@ -34,7 +37,7 @@ struct QualityBenchOptions {
                                     "gfdl=/usr/share/common-licenses/GFDL-1.3"};
   std::vector<std::string> policies = {"reference", "auto35",  "auto60", "auto75",
                                        "tuned60",   "tuned75", "tuned80"};
-  uint32_t tokens = 4096;
+  uint32_t tokens = 0;
   bool quiet = false;
   BenchOutput output;
   std::unique_ptr<ConfigOptions> config;
@@ -43,9 +46,11 @@ struct QualityBenchOptions {
 // "NAME=PATH", or a path, whose file name's letters and digits are the name.
 struct Text {
   std::string name, path;
+  std::vector<int32_t> tokens = {};
 };
 Text parse_text(const std::string& given) {
-  if (const size_t equals = given.find('='); equals != std::string::npos)
+  const size_t equals = given.find('=');
+  if (equals != std::string::npos && equals > 0 && given.find('/') > equals)
     return {.name = given.substr(0, equals), .path = given.substr(equals + 1)};
   Text text{.name = "", .path = given};
   for (const char letter : given.substr(given.find_last_of('/') + 1))
@@ -66,12 +71,14 @@ constexpr std::array<Promise, 5> kPromises = {{{"reference", 0, 0.003, 0},
                                                {"auto75", 0.75, 0.005, 2.5},
                                                {"tuned80", 0.80, 0.01, 0}}};
 
+constexpr std::string_view kTuned = "tuned";
+
 // "tuned75": the share that a policy fitted to a text has to save.
 std::optional<double> tuned_share(std::string_view policy) {
-  constexpr std::string_view kPrefix = "tuned";
-  if (!policy.starts_with(kPrefix)) return std::nullopt;
-  const auto percent = to_number<uint32_t>(policy.substr(kPrefix.size()));
-  if (!percent || *percent == 0 || *percent >= 100) return std::nullopt;
+  if (!policy.starts_with(kTuned)) return std::nullopt;
+  const std::string_view digits = policy.substr(kTuned.size());
+  const auto percent = to_number<uint32_t>(digits);
+  if (!percent || digits.starts_with('0') || *percent >= 100) return std::nullopt;
   return *percent / 100.0;
 }
 
@@ -98,15 +105,14 @@ class QualityBench {
   explicit QualityBench(const QualityBenchOptions& options) : options_(options) {}
 
   Result<int> operator()() {
+    HIFC_TRY(check_names());
     HIFC_ASSIGN(config_, options_.config->resolve());
     config_.flash_cache_size = 0;
     config_.deterministic = false;
-    HIFC_ASSIGN(model_, engine::Model::load(options_.model));
     config_.policy = "f16";
-    HIFC_ASSIGN(budget_, engine::plan_budget(config_, *model_));
-    for (const std::string& given : options_.texts) texts_.push_back(parse_text(given));
-    for (const std::string& name : options_.policies)
-      if (!tuned_share(name)) HIFC_TRY(engine::resolve_policy(name, *model_));
+    HIFC_ASSIGN(model_, engine::Model::load(options_.model));
+    for (const std::string& name : options_.policies) HIFC_TRY(resolve(name));
+    HIFC_TRY(read_texts());
     HIFC_ASSIGN(pool_, engine::ThreadPool::create(config_.threads));
     BenchReport report("quality", {{"model", model_->description()},
                                    {"texts", options_.texts},
@@ -118,11 +124,64 @@ class QualityBench {
   }
 
  private:
+  // Rows are found by their names.
+  Result<void> check_names() {
+    for (const std::string& given : options_.texts) texts_.push_back(parse_text(given));
+    for (size_t i = 0; i < texts_.size(); ++i)
+      for (size_t j = 0; j < i; ++j) {
+        if (texts_[i].name == texts_[j].name)
+          return failure(Code::kInvalid, fmt::format("--text has '{}' twice; give one of them "
+                                                     "another name, as in NAME=PATH",
+                                                     texts_[i].name));
+        if (texts_[i].path == texts_[j].path)
+          return failure(Code::kInvalid, fmt::format("--text has '{}' twice", texts_[i].path));
+      }
+    std::vector<std::string> labels;
+    for (const std::string& policy : options_.policies) {
+      const std::string label = policy_label(policy);
+      if (label == policy_label("f16"))
+        return failure(Code::kInvalid, "--policies has 'f16', which is always there");
+      if (std::ranges::find(labels, label) != labels.end())
+        return failure(Code::kInvalid, fmt::format("--policies has '{}' twice", label));
+      labels.push_back(label);
+    }
+    return {};
+  }
+
+  Result<void> resolve(const std::string& name) {
+    kv::CodecPolicy policy;
+    if (const auto share = tuned_share(name)) {
+      HIFC_TRY(engine::check_saving(model_->shape(), *share));
+    } else if (name.starts_with(kTuned) && !is_policy_path(name)) {
+      return failure(Code::kInvalid,
+                     fmt::format("policy '{}' is not one of tuned1 to tuned99, such as tuned75: "
+                                 "fitted to save so many percent",
+                                 name));
+    } else {
+      HIFC_ASSIGN(policy, engine::resolve_policy(name, *model_));
+    }
+    policies_.push_back(std::move(policy));
+    return {};
+  }
+
+  Result<void> read_texts() {
+    HIFC_ASSIGN(const engine::Budget budget, engine::plan_budget(config_, *model_));
+    for (Text& text : texts_) {
+      HIFC_ASSIGN(text.tokens, tokens_of(*model_, budget, text.path, options_.tokens));
+      if (options_.tokens == 0)
+        text.tokens.resize(std::min(text.tokens.size(), Calibration::kTokensDefault));
+      if (std::ranges::any_of(options_.policies, [](const std::string& name) {
+            return tuned_share(name).has_value();
+          }))
+        HIFC_TRY(Calibration::check(text.tokens));
+    }
+    return {};
+  }
+
   Result<void> measure(BenchReport& report, size_t index) {
     const Text& text = texts_[index];
     HIFC_ASSIGN(const auto policies, policies_for(index));
-    HIFC_ASSIGN(auto tokens, tokens_of(*model_, budget_, text.path, options_.tokens));
-    const auto count = static_cast<uint32_t>(tokens.size());
+    const auto count = static_cast<uint32_t>(text.tokens.size());
     HIFC_ASSIGN(const kernels::Kernels* kernels, kernels::select_kernels());
     HIFC_ASSIGN(const auto recovery,
                 engine::Recovery::create({.shape = model_->shape(),
@@ -130,7 +189,7 @@ class QualityBench {
                                           .tokens_max = count,
                                           .ubatch_tokens = QualityRuns::kPieceTokens},
                                          *kernels, *pool_));
-    QualityRuns runs(*model_, *pool_, std::move(tokens));
+    QualityRuns runs(*model_, *pool_, text.tokens);
     HIFC_TRY(runs.add({.config = config_, .observer = recovery.get()}));
     for (const kv::CodecPolicy& policy : policies)
       HIFC_TRY(runs.add({.config = config_, .codecs = policy}));
@@ -144,25 +203,19 @@ class QualityBench {
   // Tuned policies are fitted to another text than they are judged on, where there is one.
   size_t tuned_on(size_t text) const { return (text + 1) % texts_.size(); }
 
-  Result<std::vector<kv::CodecPolicy>> policies_for(size_t text) {
-    std::vector<kv::CodecPolicy> policies;
+  Result<std::vector<kv::CodecPolicy>> policies_for(size_t text) const {
+    std::vector<kv::CodecPolicy> policies = policies_;
     std::optional<engine::Sensitivity> sensitivity;
-    for (const std::string& name : options_.policies) {
-      const auto share = tuned_share(name);
-      if (share && !sensitivity) {
-        HIFC_ASSIGN(auto measured, calibrate(texts_[tuned_on(text)]));
-        sensitivity = std::move(measured);
+    for (size_t i = 0; i < policies.size(); ++i) {
+      const auto share = tuned_share(options_.policies[i]);
+      if (!share) continue;
+      if (!sensitivity) {
+        const Calibration calibration(*model_, *pool_, config_, progress_style());
+        HIFC_ASSIGN(sensitivity, calibration.measure(texts_[tuned_on(text)].tokens));
       }
-      HIFC_ASSIGN(auto policy, share ? engine::policy_saving(*sensitivity, model_->shape(), *share)
-                                     : engine::resolve_policy(name, *model_));
-      policies.push_back(std::move(policy));
+      HIFC_ASSIGN(policies[i], engine::policy_saving(*sensitivity, model_->shape(), *share));
     }
     return policies;
-  }
-
-  Result<engine::Sensitivity> calibrate(const Text& text) const {
-    HIFC_ASSIGN(const auto tokens, tokens_of(*model_, budget_, text.path, options_.tokens));
-    return Calibration(*model_, *pool_, config_, progress_style()).measure(tokens);
   }
 
   Progress::Style progress_style() const {
@@ -180,8 +233,8 @@ class QualityBench {
       metrics["perplexity_vs_fp16"] = runs.engine_quality(i + 1).perplexity() / fp16 - 1;
       if (tuned_share(options_.policies[i])) metrics["tuned_on"] = texts_[tuned_on(text)].name;
       add_recovery(metrics, policies[i], recovery, i);
-      report.add_row(fmt::format("quality.{}.{}", options_.policies[i], name), std::move(metrics),
-                     targets_of(options_.policies[i]));
+      report.add_row(fmt::format("quality.{}.{}", policy_label(options_.policies[i]), name),
+                     std::move(metrics), targets_of(options_.policies[i]));
     }
   }
 
@@ -210,8 +263,8 @@ class QualityBench {
   Config config_;
   std::unique_ptr<engine::Model> model_;
   std::unique_ptr<engine::ThreadPool> pool_;
-  engine::Budget budget_;
   std::vector<Text> texts_;
+  std::vector<kv::CodecPolicy> policies_;  // as options_.policies; empty where tuned
 };
 
 }  // namespace
@@ -238,11 +291,10 @@ void add_bench_quality(CLI::App& bench, Action& chosen) {
       ->capture_default_str();
   add_number(*quality, "--tokens", options->tokens,
              between(0u, std::numeric_limits<uint32_t>::max()),
-             "Tokens of each text; 0: all that fit");
+             "Tokens of each text; 0: up to 4096");
   quality->add_flag("-q,--quiet", options->quiet, "No progress bar");
   add_output_flags(*quality, options->output);
-  options->config = std::make_unique<ConfigOptions>(
-      *quality, std::initializer_list<std::string_view>{"policy", "deterministic"});
+  options->config = std::make_unique<ConfigOptions>(*quality, kWithoutTiers);
   quality->callback([=, &chosen] { chosen = [=] { return QualityBench(*options)(); }; });
 }
 

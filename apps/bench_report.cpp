@@ -6,6 +6,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <fstream>
 
@@ -103,10 +104,11 @@ void add_output_flags(CLI::App& command, BenchOutput& output) {
   command.add_flag("--enforce", output.enforce, "Exit status 3 when a target is missed");
 }
 
-int publish(const BenchReport& report, const BenchOutput& output) {
+Result<int> publish(const BenchReport& report, const BenchOutput& output) {
   const std::string text = output.json ? report.json().dump(2) + "\n" : report.table();
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  std::fflush(stdout);
+  const bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
+  if (!written || std::fflush(stdout) != 0)
+    return failure(Code::kIo, "standard output cannot be written", errno);
   return output.enforce && !report.all_targets_met() ? kExitTargetMissed : kExitOk;
 }
 

@@ -50,8 +50,8 @@ struct BenchOutput {
 // --json and --enforce.
 void add_output_flags(CLI::App& command, BenchOutput& output);
 
-// Prints the report to standard output and gives the exit status.
-int publish(const BenchReport& report, const BenchOutput& output);
+// Prints the report to standard output and gives the exit status; kIo.
+Result<int> publish(const BenchReport& report, const BenchOutput& output);
 
 double median(std::vector<double> values);
 // (largest - smallest) / median: how far to trust the median.

@@ -1,22 +1,34 @@
 #include "apps/calibration.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 #include <vector>
 
 #include "apps/command.h"
 #include "apps/quality.h"
+#include "base/text.h"
 #include "engine/recovery.h"
 #include "kernels/attention.h"
 
 namespace hifc::apps {
 namespace {
 
-// Engines that go through the text side by side: each has a KV cache of its own.
-constexpr uint32_t kRunsAtOnce = 8;
+// Layers that are tried side by side: each has an engine with a KV cache of its own.
+constexpr uint32_t kLayersAtOnce = 8;
+// The newest 128 tokens are exact in all of them.
+constexpr size_t kTokensMin = 512;
 constexpr kv::LayerCodecs kProbe{.k = kv::Codec::kI2, .v = kv::Codec::kI2};
 
 }  // namespace
+
+Result<void> Calibration::check(std::span<const int32_t> tokens) {
+  if (tokens.size() >= kTokensMin) return {};
+  return failure(Code::kInvalid, fmt::format("{} of text are too few to measure on; accepted are "
+                                             "{} or more",
+                                             plural(tokens.size(), "token"), kTokensMin));
+}
 
 Result<engine::Sensitivity> Calibration::measure(std::span<const int32_t> tokens) const {
   HIFC_ASSIGN(engine::Sensitivity sensitivity, measure_errors(tokens));
@@ -32,17 +44,19 @@ Result<engine::Sensitivity> Calibration::measure_errors(std::span<const int32_t>
     candidates.emplace_back(layers, kv::LayerCodecs{.v = codec});
   }
   HIFC_ASSIGN(const kernels::Kernels* kernels, kernels::select_kernels());
-  const uint32_t ubatch = config_.ubatch != 0 ? config_.ubatch : 512;
+  // What a query sees of its own step is exact: steps are short, as generation's are.
+  Config config = config_;
+  config.ubatch = QualityRuns::kPieceTokens;
   HIFC_ASSIGN(const auto recovery,
               engine::Recovery::create({.shape = model_.shape(),
                                         .policies = candidates,
                                         .tokens_max = static_cast<uint32_t>(tokens.size()),
-                                        .ubatch_tokens = ubatch},
+                                        .ubatch_tokens = config.ubatch},
                                        *kernels, pool_));
-  HIFC_ASSIGN(const auto engine,
-              engine::Engine::create(
-                  model_, pool_,
-                  {.config = config_, .observer = recovery.get(), .cancelled = &interrupted()}));
+  HIFC_ASSIGN(const auto engine, engine::Engine::create(model_, pool_,
+                                                        {.config = std::move(config),
+                                                         .observer = recovery.get(),
+                                                         .cancelled = &interrupted()}));
   Progress bar({.label = "layers", .total = tokens.size(), .style = progress_});
   HIFC_TRY(engine->prefill(tokens, [&](uint32_t done) { bar.update(done); }));
   bar.finish();
@@ -58,20 +72,20 @@ Result<engine::Sensitivity> Calibration::measure_errors(std::span<const int32_t>
 Result<void> Calibration::measure_weights(std::span<const int32_t> tokens,
                                           engine::Sensitivity& sensitivity) const {
   const uint32_t layers = model_.shape().layers;
-  const uint32_t batches = (layers + kRunsAtOnce - 1) / kRunsAtOnce;
+  const uint32_t batches = (layers + kLayersAtOnce - 1) / kLayersAtOnce;
   Progress bar({.label = "output", .total = batches * tokens.size(), .style = progress_});
   std::vector<double> kl;
   double exact_kl = 0;
-  for (uint32_t first = 0; first < layers; first += kRunsAtOnce) {
+  for (uint32_t first = 0; first < layers; first += kLayersAtOnce) {
     QualityRuns runs(model_, pool_, {tokens.begin(), tokens.end()}, QualityRuns::Floor::kLeftOut);
     if (first == 0) HIFC_TRY(runs.add({.config = config_}));
-    for (uint32_t layer = first; layer < std::min(first + kRunsAtOnce, layers); ++layer) {
+    for (uint32_t layer = first; layer < std::min(first + kLayersAtOnce, layers); ++layer) {
       kv::CodecPolicy policy(layers);
       policy[layer] = kProbe;
       HIFC_TRY(runs.add({.config = config_, .codecs = std::move(policy)}));
     }
     HIFC_TRY(
-        runs.run([&](size_t done) { bar.update(first / kRunsAtOnce * tokens.size() + done); }));
+        runs.run([&](size_t done) { bar.update(first / kLayersAtOnce * tokens.size() + done); }));
     if (first == 0) exact_kl = runs.engine_quality(0).mean_kl();
     for (size_t i = first == 0 ? 1 : 0; i < runs.engines(); ++i)
       kl.push_back(runs.engine_quality(i).mean_kl() - exact_kl);

@@ -19,10 +19,15 @@ namespace hifc::apps {
 class Calibration {
  public:
   static constexpr size_t kWeightTokens = 1024;
+  // Of a text, where nothing else is said.
+  static constexpr size_t kTokensDefault = 4096;
 
   Calibration(const engine::Model& model, engine::ThreadPool& pool, const Config& config,
               Progress::Style progress)
       : model_(model), pool_(pool), config_(config), progress_(progress) {}
+
+  // kInvalid where the text is too short to tell anything.
+  static Result<void> check(std::span<const int32_t> tokens);
 
   Result<engine::Sensitivity> measure(std::span<const int32_t> tokens) const;
 

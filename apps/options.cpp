@@ -81,7 +81,7 @@ std::vector<std::string> option_names(const CLI::App& app) {
 
 }  // namespace
 
-ConfigOptions::ConfigOptions(CLI::App& app, std::initializer_list<std::string_view> without)
+ConfigOptions::ConfigOptions(CLI::App& app, std::span<const std::string_view> without)
     : preset_(add_text_option(app, "--preset", "NAME", preset_help())),
       file_(add_text_option(app, "--config", "FILE",
                             "YAML file with hifc_config:, applied over the preset")) {

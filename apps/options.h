@@ -2,7 +2,7 @@
 // frequent ones, and --preset NAME and --config FILE below them.
 #pragma once
 
-#include <initializer_list>
+#include <array>
 #include <span>
 #include <string>
 #include <string_view>
@@ -18,12 +18,19 @@ class ParseError;
 
 namespace hifc::apps {
 
+// For commands that hold all KV in memory, whose policy is their own affair.
+inline constexpr auto kWithoutTiers = std::to_array<std::string_view>(
+    {"flash_cache_size", "flash_path", "flash_free_space", "flash_deadline", "hot_cache_ratio",
+     "hot_cache_size", "warm_cache_size", "prefetch_window", "prefetch_workers", "block_bytes",
+     "block_tokens", "ubatch", "deterministic", "resume", "policy", "tenant", "io_backend",
+     "direct_io"});
+
 class ConfigOptions {
  public:
   // Adds the options to `app`, which must outlive this object and parse while it lives: what the
   // flags alone show to be wrong ends the parsing (UsageError).
   // `without`: keys whose flags `app` defines itself.
-  explicit ConfigOptions(CLI::App& app, std::initializer_list<std::string_view> without = {});
+  explicit ConfigOptions(CLI::App& app, std::span<const std::string_view> without = {});
   ConfigOptions(const ConfigOptions&) = delete;
   ConfigOptions& operator=(const ConfigOptions&) = delete;
 

@@ -7,6 +7,8 @@
 #include <span>
 
 #include "apps/command.h"
+#include "base/check.h"
+#include "base/text.h"
 #include "engine/sampler.h"
 
 namespace hifc::apps {
@@ -26,18 +28,35 @@ struct TokenQuality {
   bool top1_agreed = false;
 };
 
-TokenQuality compare(std::span<const float> reference, std::span<const float> logits,
-                     int32_t next) {
-  const double reference_norm = log_sum_exp(reference), norm = log_sum_exp(logits);
-  TokenQuality quality;
-  quality.nll = norm - logits[static_cast<size_t>(next)];
-  for (size_t i = 0; i < reference.size(); ++i) {
-    const double log_p = reference[i] - reference_norm;
-    quality.kl += std::exp(log_p) * (log_p - (logits[i] - norm));
+// One row of the reference's logits, as all runs are compared with it.
+class ReferenceRow {
+ public:
+  ReferenceRow(std::span<const float> logits, int32_t next)
+      : next_(static_cast<size_t>(next)), top1_(engine::argmax(logits)) {
+    const double norm = log_sum_exp(logits);
+    probabilities_.reserve(logits.size());
+    for (const float logit : logits) {
+      probabilities_.push_back(std::exp(logit - norm));
+      negative_entropy_ += probabilities_.back() * (logit - norm);
+    }
   }
-  quality.top1_agreed = engine::argmax(reference) == engine::argmax(logits);
-  return quality;
-}
+
+  TokenQuality compare(std::span<const float> logits) const {
+    const double norm = log_sum_exp(logits);
+    double expected = 0;  // of the logit, under the reference
+    for (size_t i = 0; i < logits.size(); ++i)
+      expected += probabilities_[i] * static_cast<double>(logits[i]);
+    return {.nll = norm - logits[next_],
+            .kl = negative_entropy_ - (expected - norm),
+            .top1_agreed = engine::argmax(logits) == top1_};
+  }
+
+ private:
+  size_t next_;
+  int32_t top1_;
+  std::vector<double> probabilities_;
+  double negative_entropy_ = 0;
+};
 
 // Bytes of K and V that a sealed token has less than one in F16, scales and mins counted.
 double saved_share(const kv::GroupLayout& layout) {
@@ -56,15 +75,20 @@ void add(Quality& quality, const TokenQuality& token) {
 Result<std::vector<int32_t>> tokens_of(const engine::Model& model, const engine::Budget& budget,
                                        const std::string& file, uint32_t count) {
   HIFC_ASSIGN(const std::string text, read_text(file));
+  if (text.empty()) return failure(Code::kInvalid, fmt::format("text file '{}' is empty", file));
   HIFC_ASSIGN(std::vector<int32_t> tokens, model.tokenize(text, false));
   if (count > tokens.size())
-    return failure(Code::kInvalid, fmt::format("--tokens {} is more than the {} of '{}'", count,
-                                               tokens.size(), file));
+    return failure(Code::kInvalid, fmt::format("--tokens {} is more than text file '{}' has: {}",
+                                               count, file, plural(tokens.size(), "token")));
+  if (count > budget.context_tokens)
+    return failure(Code::kInvalid, fmt::format("--tokens {} is more than the context of {}", count,
+                                               plural(budget.context_tokens, "token")));
   if (count != 0) tokens.resize(count);
   tokens.resize(std::min<size_t>(tokens.size(), budget.context_tokens));
   if (tokens.size() < 2)
-    return failure(Code::kInvalid,
-                   fmt::format("{} tokens of text leave nothing to predict", tokens.size()));
+    return failure(Code::kInvalid, fmt::format("text file '{}' has {}, and so nothing to predict",
+                                               file, plural(tokens.size(), "token")));
+  HIFC_TRY(engine::check_fits(budget, tokens.size()));
   return tokens;
 }
 
@@ -118,9 +142,9 @@ Result<void> QualityRuns::piece(size_t at) {
   const size_t runs = llama_.size() + engines_.size();
   std::vector<TokenQuality> qualities(rows * runs);
   pool_.run(rows, [&](uint32_t row, uint32_t) {
+    const ReferenceRow reference(logits(kF32, row), tokens_[at + row + 1]);
     for (size_t run = 0; run < runs; ++run)
-      qualities[row * runs + run] =
-          compare(logits(kF32, row), logits(run, row), tokens_[at + row + 1]);
+      qualities[row * runs + run] = reference.compare(logits(run, row));
   });
   for (size_t row = 0; row < rows; ++row)
     for (size_t run = 0; run < runs; ++run)
@@ -130,6 +154,7 @@ Result<void> QualityRuns::piece(size_t at) {
 }
 
 double QualityRuns::kl_floor() const {
+  HIFC_CHECK(floor_ == Floor::kMeasured);
   return std::min(llama_quality_[kF16].mean_kl(), llama_quality_[kF16FlashAttention].mean_kl());
 }
 

@@ -33,6 +33,7 @@ struct Quality {
 };
 
 // The text's tokens, all of them or the first `tokens` (0: all that fit the budget's context).
+// Fails where they are not there, or do not fit the budget.
 Result<std::vector<int32_t>> tokens_of(const engine::Model& model, const engine::Budget& budget,
                                        const std::string& file, uint32_t tokens);
 

@@ -88,6 +88,7 @@ Json run_report(engine::Engine& engine, const RunMeasurements& run) {
   const double stall_ms = tokens > 0 ? run.decode_stall_ms / tokens : 0;
   Json report = {
       {"model", engine.model().description()},
+      {"policy", run.policy},
       {"prompt_tokens", run.prompt_tokens},
       {"reused_tokens", engine.resume_report().reused_tokens},
       {"generated_tokens", run.generated_tokens},

@@ -11,6 +11,7 @@
 namespace hifc::apps {
 
 struct RunMeasurements {
+  std::string policy;  // as configured
   std::string text;
   uint32_t prompt_tokens = 0;
   uint32_t computed_tokens = 0;  // of the prompt, after the reused ones; fewer if interrupted

@@ -54,6 +54,7 @@ class Run {
  private:
   Result<void> prepare() {
     HIFC_ASSIGN(const Config config, options_.config->resolve());
+    run_.policy = config.policy;
     HIFC_ASSIGN(engine::Sampler sampler, engine::Sampler::create(options_.sampler));
     sampler_ = std::make_unique<engine::Sampler>(std::move(sampler));
     HIFC_ASSIGN(std::string text, prompt_text());
@@ -81,12 +82,14 @@ class Run {
     return read_text(from_file ? options_.file : "-");
   }
 
-  // Before the work, without touching an earlier report.
+  // Before the work, without touching an earlier report or leaving an empty one.
   Result<void> check_report_path() const {
     if (options_.report.empty()) return {};
+    const bool there = ::access(options_.report.c_str(), F_OK) == 0;
     errno = 0;
     if (std::FILE* file = std::fopen(options_.report.c_str(), "a"); file != nullptr) {
       std::fclose(file);
+      if (!there) ::unlink(options_.report.c_str());
       return {};
     }
     return failure(Code::kIo, fmt::format("'{}' cannot be written", options_.report), errno);

@@ -5,7 +5,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <array>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -17,6 +16,7 @@
 #include "apps/command.h"
 #include "apps/options.h"
 #include "apps/quality.h"
+#include "base/policy_file.h"
 #include "base/text.h"
 #include "engine/policy.h"
 #include "engine/policy_tuning.h"
@@ -31,7 +31,7 @@ struct TuneOptions {
   std::string file;
   std::optional<double> save_bytes, recovery;  // one of them
   std::string output_path = "policy.yaml";
-  uint32_t tokens = 4096;
+  uint32_t tokens = 0;
   bool quiet = false;
   BenchOutput output;
   std::unique_ptr<ConfigOptions> config;
@@ -56,43 +56,46 @@ CLI::Option* add_share(CLI::App& app, const std::string& names, std::optional<do
   return app.add_option(names, parse, help)->type_name("SHARE");
 }
 
+Result<void> check_goal(const TuneOptions& options) {
+  if (!is_policy_path(options.output_path))
+    return failure(Code::kInvalid,
+                   fmt::format("-o '{}' would not be taken for a file by --policy: give it an "
+                               "ending of .yaml or a path with a '/'",
+                               options.output_path));
+  if (options.save_bytes.has_value() == options.recovery.has_value())
+    return failure(Code::kInvalid, "give one of --save-bytes SHARE and --recovery SHARE");
+  return {};
+}
+
 class Tune {
  public:
   explicit Tune(const TuneOptions& options) : options_(options) {}
 
   Result<int> operator()() {
-    HIFC_TRY(check_goal());
+    HIFC_TRY(check_policy_output(options_.output_path));
     HIFC_ASSIGN(config_, options_.config->resolve());
     config_.policy = "f16";
     config_.deterministic = false;
     config_.flash_cache_size = 0;
     HIFC_ASSIGN(model_, engine::Model::load(options_.model));
+    if (options_.save_bytes) HIFC_TRY(engine::check_saving(model_->shape(), *options_.save_bytes));
     HIFC_ASSIGN(pool_, engine::ThreadPool::create(config_.threads));
     HIFC_ASSIGN(const engine::Budget budget, engine::plan_budget(config_, *model_));
     HIFC_ASSIGN(tokens_, tokens_of(*model_, budget, options_.file, options_.tokens));
+    if (options_.tokens == 0) tokens_.resize(std::min(tokens_.size(), Calibration::kTokensDefault));
+    HIFC_TRY(Calibration::check(tokens_));
     const Calibration calibration(*model_, *pool_, config_, progress_style());
     HIFC_ASSIGN(const auto sensitivity, calibration.measure(tokens_));
     HIFC_ASSIGN(const kv::CodecPolicy policy, choose(sensitivity));
     HIFC_TRY(engine::write_policy(options_.output_path, policy, *model_, comment()));
     HIFC_ASSIGN(const BenchReport report, check(sensitivity, policy));
-    const int status = publish(report, options_.output);
+    HIFC_ASSIGN(const int status, publish(report, options_.output));
     if (!options_.output.json)
       fmt::print("{}: use it with --policy {}\n", options_.output_path, options_.output_path);
     return status;
   }
 
  private:
-  Result<void> check_goal() {
-    if (!engine::is_policy_path(options_.output_path))
-      return failure(Code::kInvalid,
-                     fmt::format("-o '{}' would not be taken for a file by --policy: give it an "
-                                 "ending of .yaml or a path with a '/'",
-                                 options_.output_path));
-    if (options_.save_bytes.has_value() == options_.recovery.has_value())
-      return failure(Code::kInvalid, "give one of --save-bytes SHARE and --recovery SHARE");
-    return {};
-  }
-
   std::string comment() const {
     const std::string goal = options_.save_bytes
                                  ? fmt::format("--save-bytes {}", *options_.save_bytes)
@@ -122,12 +125,13 @@ class Tune {
                                         {"file", options_.file},
                                         {"tokens", tokens_.size()},
                                         {"output", options_.output_path}});
-    report.add_row("policy", runs.engine_metrics(0));
     for (uint32_t layer = 0; layer < policy.size(); ++layer)
       report.add_row(fmt::format("layer{}", layer),
                      {{"k", kv::to_string(policy[layer].k)},
                       {"v", kv::to_string(policy[layer].v)},
                       {"recovery", 1 - engine::error_of(sensitivity[layer], policy[layer])}});
+    // Last, where it is not scrolled away.
+    report.add_row("policy", runs.engine_metrics(0));
     return report;
   }
 
@@ -161,12 +165,14 @@ void add_tune_command(CLI::App& app, Action& chosen) {
       ->capture_default_str();
   add_number(*quality, "--tokens", options->tokens,
              between(0u, std::numeric_limits<uint32_t>::max()),
-             "Tokens of the text to use; 0: all that fit");
+             "Tokens of the text to use; 0: up to 4096");
   quality->add_flag("-q,--quiet", options->quiet, "No progress bar");
   add_output_flags(*quality, options->output);
-  options->config = std::make_unique<ConfigOptions>(
-      *quality, std::initializer_list<std::string_view>{"policy", "deterministic"});
-  quality->callback([=, &chosen] { chosen = [=] { return Tune(*options)(); }; });
+  options->config = std::make_unique<ConfigOptions>(*quality, kWithoutTiers);
+  quality->callback([=, &chosen] {
+    require(check_goal(*options));
+    chosen = [=] { return Tune(*options)(); };
+  });
 }
 
 }  // namespace hifc::apps

@@ -1,6 +1,7 @@
 #include "base/config.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/policy_file.h"
 #include "base/text.h"
 #include "base/units.h"
 
@@ -168,8 +170,11 @@ std::string print_tenant(const Config& config) {
 }
 
 Result<void> parse_policy(Config& config, std::string_view value, std::string_view shown) {
-  if (value.empty())
-    return refuse(shown, value, "a policy's name, such as auto75, or the path of a policy file");
+  if (!is_policy_path(value) && std::ranges::find(kPolicyNames, value) == kPolicyNames.end())
+    return refuse(shown, value,
+                  fmt::format("{}, or the path of a policy file (.yaml), which 'hifc tune quality' "
+                              "writes",
+                              fmt::join(kPolicyNames, ", ")));
   config.policy = value;
   return {};
 }

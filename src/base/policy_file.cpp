@@ -19,10 +19,10 @@ std::unexpected<Error> refused(const std::string& path, int reason) {
   return failure(Code::kIo, fmt::format("cannot write the policy file {}", quote(path)), reason);
 }
 
-// Renaming onto a device would replace it.
+// Renaming onto a device or a symbolic link would replace it.
 Result<void> refuse_other_than_file(const std::string& path) {
   struct stat status = {};
-  if (stat(path.c_str(), &status) != 0 || S_ISREG(status.st_mode)) return {};
+  if (lstat(path.c_str(), &status) != 0 || S_ISREG(status.st_mode)) return {};
   return failure(
       Code::kInvalid,
       fmt::format("{} is not a file; accepted is the path of a policy file to write", quote(path)));
@@ -87,6 +87,13 @@ int Replacement::commit() {
 }
 
 }  // namespace
+
+Result<void> check_policy_output(const std::string& path) {
+  HIFC_TRY(refuse_other_than_file(path));
+  Replacement replacement(path);
+  if (const int reason = replacement.create(); reason != 0) return refused(path, reason);
+  return {};
+}
 
 Result<void> write_policy_file(const std::string& path, const PolicyFile& file,
                                std::string_view comment) {

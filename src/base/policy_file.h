@@ -18,6 +18,7 @@
 // the file, the line, the value and what is accepted.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -27,6 +28,15 @@
 #include "base/result.h"
 
 namespace hifc {
+
+// Policies that need no file (engine/policy.h says what they are).
+inline constexpr std::array<std::string_view, 5> kPolicyNames = {"f16", "reference", "auto35",
+                                                                 "auto60", "auto75"};
+// Whether Config::policy is taken for a file: it has a '/' or ends in ".yaml" or ".yml".
+inline bool is_policy_path(std::string_view policy) {
+  return policy.find('/') != std::string_view::npos || policy.ends_with(".yaml") ||
+         policy.ends_with(".yml");
+}
 
 // The model that a policy is for, as far as a reader can compare it with the one at hand.
 struct PolicyModel {
@@ -65,9 +75,11 @@ Result<PolicyFile> read_policy_file(const std::string& path,
 std::string print_policy_file(const PolicyFile& file, std::string_view comment = {});
 
 // At any moment `path` has its former content or all of the new. The file gets mode 0644 as the
-// umask allows; a symbolic link is replaced, what is no file (a directory, /dev/null) is refused
-// with kInvalid, everything else that fails is kIo.
+// umask allows; what is no file (a directory, /dev/null, a symbolic link) is refused with kInvalid,
+// everything else that fails is kIo.
 Result<void> write_policy_file(const std::string& path, const PolicyFile& file,
                                std::string_view comment = {});
+// Fails where writing that file now would, and leaves nothing behind.
+Result<void> check_policy_output(const std::string& path);
 
 }  // namespace hifc

@@ -235,10 +235,10 @@ Result<Budget> plan_budget(const Config& config, const Model& model) {
 }
 
 Result<void> check_fits(const Budget& budget, uint64_t tokens) {
-  const uint64_t need =
-      budget.layout.sealed_bytes(budget.layout.groups_of(static_cast<uint32_t>(tokens)));
-  const uint64_t need_memory = cache::KvCache::bytes_for_all(
-      budget.layout, static_cast<uint32_t>(tokens), budget.ubatch_tokens);
+  const auto count = static_cast<uint32_t>(tokens);
+  const uint64_t need = budget.layout.sealed_bytes(budget.layout.groups_of(count));
+  const uint64_t need_memory =
+      cache::KvCache::bytes_for_all(budget.layout, count, budget.ubatch_tokens);
   const uint64_t memory = budget.hot_bytes + budget.warm_bytes;
   if (need_memory <= memory) return {};
   if (!budget.flash)

@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <array>
-
 #include "base/policy_file.h"
 #include "llama.h"
 
@@ -13,9 +11,6 @@ namespace {
 
 using kv::Codec;
 using kv::LayerCodecs;
-
-constexpr std::array<std::string_view, 5> kNames = {"f16", "reference", "auto35", "auto60",
-                                                    "auto75"};
 
 // The table for 32 layers is 1-8, 9-24 and 25-32.
 LayerCodecs reference_codecs(uint32_t layer, uint32_t layers) {
@@ -39,10 +34,6 @@ std::string describe(const PolicyModel& model) {
 
 }  // namespace
 
-std::span<const std::string_view> policy_names() {
-  return kNames;
-}
-
 Result<kv::CodecPolicy> named_policy(std::string_view name, uint32_t layers) {
   const auto uniform = [&](LayerCodecs codecs) { return kv::CodecPolicy(layers, codecs); };
   if (name == "f16") return uniform({});
@@ -58,12 +49,7 @@ Result<kv::CodecPolicy> named_policy(std::string_view name, uint32_t layers) {
   return failure(Code::kInvalid,
                  fmt::format("policy '{}' is none of {}, nor the path of a policy file (.yaml), "
                              "which 'hifc tune quality' writes for other savings",
-                             name, fmt::join(kNames, ", ")));
-}
-
-bool is_policy_path(std::string_view policy) {
-  return policy.find('/') != std::string_view::npos || policy.ends_with(".yaml") ||
-         policy.ends_with(".yml");
+                             name, fmt::join(kPolicyNames, ", ")));
 }
 
 Result<kv::CodecPolicy> resolve_policy(const std::string& policy, const Model& model) {

@@ -1,7 +1,6 @@
 // Which codecs each layer's K and V get: by name, or from a file that `hifc tune quality` wrote.
 #pragma once
 
-#include <span>
 #include <string>
 #include <string_view>
 
@@ -10,9 +9,6 @@
 #include "kv/codec.h"
 
 namespace hifc::engine {
-
-// "f16", "reference", "auto35" ...; for help and failures.
-std::span<const std::string_view> policy_names();
 
 // The policy of that name for a model of so many layers; kInvalid for any other name.
 //
@@ -25,11 +21,8 @@ std::span<const std::string_view> policy_names();
 //              on SmolLM2 (docs/measurements.md). To save 80 % no uniform choice is good enough.
 Result<kv::CodecPolicy> named_policy(std::string_view name, uint32_t layers);
 
-// Whether Config::policy would be taken for a file.
-bool is_policy_path(std::string_view policy);
-
-// What Config::policy says: a name, or the path of a policy file, which has a '/' or ends in
-// ".yaml" or ".yml". kInvalid where it is neither, or for another model than this one; kIo.
+// What Config::policy says: a name, or the path of a policy file (is_policy_path() in
+// base/policy_file.h). kInvalid where it is neither, or for another model than this one; kIo.
 Result<kv::CodecPolicy> resolve_policy(const std::string& policy, const Model& model);
 
 // The file that resolve_policy() reads for this model. kIo.

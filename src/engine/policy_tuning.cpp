@@ -29,10 +29,8 @@ double error_of(const std::array<double, kLossyCodecs.size()>& errors, Codec cod
 
 template <typename Visit>
 void for_each_choice(Visit visit) {
-  std::vector<Codec> all = {Codec::kF16};
-  all.insert(all.end(), kLossyCodecs.begin(), kLossyCodecs.end());
-  for (const Codec k : all)
-    for (const Codec v : all) visit(LayerCodecs{.k = k, .v = v});
+  for (const Codec k : kv::kCodecs)
+    for (const Codec v : kv::kCodecs) visit(LayerCodecs{.k = k, .v = v});
 }
 
 // The choice of one layer with the least error^2 + price * bytes.
@@ -101,17 +99,20 @@ void weigh(Sensitivity& sensitivity, LayerCodecs probe, std::span<const double> 
   }
 }
 
+Result<void> check_saving(const kv::ModelShape& shape, double share) {
+  const LayerCodecs least{.k = kLossyCodecs.back(), .v = kLossyCodecs.back()};
+  const double most_saved = 1 - bytes_of(shape, least) / bytes_of(shape, LayerCodecs{});
+  if (share <= most_saved) return {};
+  return failure(Code::kInvalid,
+                 fmt::format("{:g} % fewer bytes cannot be had: 2 bits everywhere save {:.1f} %",
+                             100 * share, std::floor(1000 * most_saved) / 10));
+}
+
 Result<kv::CodecPolicy> policy_saving(const Sensitivity& sensitivity, const kv::ModelShape& shape,
                                       double share) {
   HIFC_CHECK(sensitivity.size() == shape.layers);
+  HIFC_TRY(check_saving(shape, share));
   const double allowed = (1 - share) * shape.layers * bytes_of(shape, LayerCodecs{});
-  const LayerCodecs least{.k = kLossyCodecs.back(), .v = kLossyCodecs.back()};
-  const double most_saved = 1 - bytes_of(shape, least) / bytes_of(shape, LayerCodecs{});
-  if (share > most_saved)
-    return failure(
-        Code::kInvalid,
-        fmt::format("{:.1f} % fewer bytes cannot be had: 2 bits everywhere save {:.1f} %",
-                    100 * share, 100 * most_saved));
   // The policy's bytes fall as the price rises; 100 halvings of its logarithm's range.
   double low = -80, high = 80;
   for (int i = 0; i < 100; ++i) {

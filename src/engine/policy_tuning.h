@@ -31,6 +31,9 @@ double error_of(const LayerSensitivity& layer, kv::LayerCodecs codecs);
 // codecs `probe`: kl[layer], noise included, which may make it negative.
 void weigh(Sensitivity& sensitivity, kv::LayerCodecs probe, std::span<const double> kl);
 
+// kInvalid where no codec saves such a share of F16's bytes.
+Result<void> check_saving(const kv::ModelShape& shape, double share);
+
 // The least weighted sum of squared errors of all layers with at least this share of F16's bytes
 // saved, scales and mins included. kInvalid where no codec saves so much.
 Result<kv::CodecPolicy> policy_saving(const Sensitivity& sensitivity, const kv::ModelShape& shape,

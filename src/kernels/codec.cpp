@@ -59,7 +59,7 @@ void encode(const PageFormat& format, const uint16_t* page, std::byte* encoded) 
     std::memcpy(encoded, page, page_bytes(format));
     return;
   }
-  HIFC_DCHECK(format.columns % kUnitColumns == 0 && format.columns <= 512);
+  HIFC_DCHECK(format.columns % kUnitColumns == 0 && format.columns <= kv::kHeadDimMax);
   with_bits(format.codec, [&](auto bits) HWY_ATTR {
     for (size_t row = 0; row < format.rows; row += kBatchGroups)
       encode_columns<bits>({format, page, encoded, row, std::min(kBatchGroups, format.rows - row)});
@@ -67,7 +67,7 @@ void encode(const PageFormat& format, const uint16_t* page, std::byte* encoded) 
 }
 
 void decode(const PageFormat& format, RowRange rows, const std::byte* encoded, float* out) {
-  HIFC_DCHECK(format.columns % kUnitColumns == 0 && format.columns <= 512);
+  HIFC_DCHECK(format.columns % kUnitColumns == 0 && format.columns <= kv::kHeadDimMax);
   HIFC_DCHECK(rows.count <= format.rows && rows.first <= format.rows - rows.count);
   if (rows.count == 0) return;  // `out` may be null
   for (size_t g = 0; g * kGroupColumns < format.columns; ++g)
@@ -79,20 +79,20 @@ void decode_f16(const PageFormat& format, const std::byte* encoded, uint16_t* pa
     std::memcpy(page, encoded, page_bytes(format));
     return;
   }
-  HIFC_DCHECK(format.columns % kUnitColumns == 0 && format.columns <= 512);
+  HIFC_DCHECK(format.columns % kUnitColumns == 0 && format.columns <= kv::kHeadDimMax);
   for (size_t g = 0; g * kGroupColumns < format.columns; ++g)
     decode_halves({format, encoded, {0, format.rows}, g}, page + g * kGroupColumns, format.columns);
 }
 
 void rotate(uint32_t head_dim, uint32_t count, float* vectors) {
-  HIFC_DCHECK(head_dim % 16 == 0 && head_dim <= 512);
+  HIFC_DCHECK(head_dim % 16 == 0 && head_dim <= kv::kHeadDimMax);
   for (uint32_t i = 0; i < count; ++i) transform_vector(head_dim, vectors + size_t{i} * head_dim);
 }
 
 void rotate_f16(uint32_t head_dim, uint32_t count, const uint16_t* from, size_t from_stride,
                 uint16_t* to) {
-  HIFC_DCHECK(head_dim % 16 == 0 && head_dim <= 512);
-  alignas(64) float vector[512];
+  HIFC_DCHECK(head_dim % 16 == 0 && head_dim <= kv::kHeadDimMax);
+  alignas(64) float vector[kv::kHeadDimMax];
   for (uint32_t i = 0; i < count; ++i, from += from_stride, to += head_dim) {
     decode_row(from, head_dim, vector);
     transform_vector(head_dim, vector);

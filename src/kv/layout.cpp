@@ -29,7 +29,8 @@ Result<BlockLayout> BlockLayout::make(const ModelShape& shape, uint32_t block_to
                    fmt::format("block_tokens {} is not a multiple of {} from {} to 4096",
                                block_tokens, kPageTokens, kPageTokens));
   HIFC_CHECK(shape.kv_heads > 0);
-  HIFC_CHECK(shape.head_dim > 0 && shape.head_dim <= kHeadDimMax);
+  HIFC_CHECK(shape.head_dim > 0);
+  HIFC_CHECK(shape.head_dim <= kHeadDimMax);
   BlockLayout layout;
   layout.block_tokens_ = block_tokens;
   layout.kv_heads_ = shape.kv_heads;
