@@ -34,28 +34,26 @@ class ReferenceRow {
   ReferenceRow(std::span<const float> logits, int32_t next)
       : next_(static_cast<size_t>(next)), top1_(engine::argmax(logits)) {
     const double norm = log_sum_exp(logits);
-    probabilities_.reserve(logits.size());
-    for (const float logit : logits) {
-      probabilities_.push_back(std::exp(logit - norm));
-      negative_entropy_ += probabilities_.back() * (logit - norm);
-    }
+    tokens_.reserve(logits.size());
+    for (const float logit : logits)
+      tokens_.push_back({.p = std::exp(logit - norm), .log_p = logit - norm});
   }
 
   TokenQuality compare(std::span<const float> logits) const {
     const double norm = log_sum_exp(logits);
-    double expected = 0;  // of the logit, under the reference
+    double kl = 0;
     for (size_t i = 0; i < logits.size(); ++i)
-      expected += probabilities_[i] * static_cast<double>(logits[i]);
-    return {.nll = norm - logits[next_],
-            .kl = negative_entropy_ - (expected - norm),
-            .top1_agreed = engine::argmax(logits) == top1_};
+      kl += tokens_[i].p * (tokens_[i].log_p - (logits[i] - norm));
+    return {.nll = norm - logits[next_], .kl = kl, .top1_agreed = engine::argmax(logits) == top1_};
   }
 
  private:
+  struct Token {
+    double p = 0, log_p = 0;
+  };
   size_t next_;
   int32_t top1_;
-  std::vector<double> probabilities_;
-  double negative_entropy_ = 0;
+  std::vector<Token> tokens_;  // of the vocabulary
 };
 
 // Bytes of K and V that a sealed token has less than one in F16, scales and mins counted.
