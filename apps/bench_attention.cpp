@@ -5,13 +5,10 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <charconv>
-#include <cstring>
 #include <memory>
 #include <numeric>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -67,11 +64,12 @@ Result<kv::ModelShape> parse_shape(const std::string& text) {
     at = parsed.ptr + 1;
   }
   constexpr uint32_t kHeadsMax = 1024;
-  if (parts[0] > kHeadsMax || parts[0] % parts[1] != 0 || parts[2] % 16 != 0 || parts[2] > 512)
+  if (parts[0] > kHeadsMax || parts[0] % parts[1] != 0 || parts[2] % 16 != 0 ||
+      parts[2] > kv::kHeadDimMax)
     return failure(Code::kInvalid,
                    fmt::format("shape '{}': up to {} query heads, divisible by the KV heads, and a "
-                               "head_dim that is a multiple of 16 up to 512",
-                               text, kHeadsMax));
+                               "head_dim that is a multiple of 16 up to {}",
+                               text, kHeadsMax, kv::kHeadDimMax));
   return kv::ModelShape{.layers = 1,
                         .query_heads = parts[0],
                         .kv_heads = parts[1],

@@ -117,7 +117,7 @@ class QualityBench {
     BenchReport report("quality", {{"model", model_->description()},
                                    {"texts", options_.texts},
                                    {"policies", options_.policies},
-                                   {"tokens", options_.tokens},
+                                   {"tokens", token_counts()},
                                    {"threads", pool_->threads()}});
     for (size_t text = 0; text < texts_.size(); ++text) HIFC_TRY(measure(report, text));
     return publish(report, options_.output);
@@ -167,9 +167,8 @@ class QualityBench {
   Result<void> read_texts() {
     HIFC_ASSIGN(const engine::Budget budget, engine::plan_budget(config_, *model_));
     for (Text& text : texts_) {
-      HIFC_ASSIGN(text.tokens, tokens_of(*model_, budget, text.path, options_.tokens));
-      if (options_.tokens == 0)
-        text.tokens.resize(std::min(text.tokens.size(), Calibration::kTokensDefault));
+      HIFC_ASSIGN(text.tokens, tokens_of(*model_, budget, text.path, options_.tokens,
+                                         Calibration::kTokensDefault));
       if (std::ranges::any_of(options_.policies, [](const std::string& name) {
             return tuned_share(name).has_value();
           }))
@@ -193,11 +192,18 @@ class QualityBench {
     HIFC_TRY(runs.add({.config = config_, .observer = recovery.get()}));
     for (const kv::CodecPolicy& policy : policies)
       HIFC_TRY(runs.add({.config = config_, .codecs = policy}));
-    Progress progress({.label = text.name, .total = count, .style = progress_style()});
+    Progress progress(
+        {.label = text.name, .total = count, .style = Progress::style(options_.quiet)});
     HIFC_TRY(runs.run([&](size_t done) { progress.update(done); }));
     progress.finish();
     add_rows(report, index, runs, policies, *recovery);
     return {};
+  }
+
+  std::vector<size_t> token_counts() const {  // [text]
+    std::vector<size_t> counts;
+    for (const Text& text : texts_) counts.push_back(text.tokens.size());
+    return counts;
   }
 
   // Tuned policies are fitted to another text than they are judged on, where there is one.
@@ -210,16 +216,12 @@ class QualityBench {
       const auto share = tuned_share(options_.policies[i]);
       if (!share) continue;
       if (!sensitivity) {
-        const Calibration calibration(*model_, *pool_, config_, progress_style());
+        const Calibration calibration(*model_, *pool_, config_, Progress::style(options_.quiet));
         HIFC_ASSIGN(sensitivity, calibration.measure(texts_[tuned_on(text)].tokens));
       }
       HIFC_ASSIGN(policies[i], engine::policy_saving(*sensitivity, model_->shape(), *share));
     }
     return policies;
-  }
-
-  Progress::Style progress_style() const {
-    return options_.quiet ? Progress::Style::kQuiet : Progress::Style::kAutomatic;
   }
 
   void add_rows(BenchReport& report, size_t text, QualityRuns& runs,

@@ -42,9 +42,7 @@ class Eval {
     QualityRuns runs(*model_, *pool_, std::move(tokens));
     HIFC_TRY(runs.add({.config = config}));
     Progress progress(
-        {.label = "eval",
-         .total = token_count_,
-         .style = options_.quiet ? Progress::Style::kQuiet : Progress::Style::kAutomatic});
+        {.label = "eval", .total = token_count_, .style = Progress::style(options_.quiet)});
     HIFC_TRY(runs.run([&](size_t done) { progress.update(done); }));
     progress.finish();
     return publish(report(config, runs), options_.output);

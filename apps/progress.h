@@ -31,6 +31,8 @@ class Progress {
  public:
   // kAutomatic: a bar if `stream` is a terminal that can redraw a line, else lines.
   enum class Style : uint8_t { kAutomatic, kBar, kLines, kQuiet };
+  // What -q asks for.
+  static Style style(bool quiet) { return quiet ? Style::kQuiet : Style::kAutomatic; }
 
   struct Options {
     std::string label;

@@ -71,7 +71,7 @@ void add(Quality& quality, const TokenQuality& token) {
 }  // namespace
 
 Result<std::vector<int32_t>> tokens_of(const engine::Model& model, const engine::Budget& budget,
-                                       const std::string& file, uint32_t count) {
+                                       const std::string& file, uint32_t count, size_t standard) {
   HIFC_ASSIGN(const std::string text, read_text(file));
   if (text.empty()) return failure(Code::kInvalid, fmt::format("text file '{}' is empty", file));
   HIFC_ASSIGN(std::vector<int32_t> tokens, model.tokenize(text, false));
@@ -81,8 +81,8 @@ Result<std::vector<int32_t>> tokens_of(const engine::Model& model, const engine:
   if (count > budget.context_tokens)
     return failure(Code::kInvalid, fmt::format("--tokens {} is more than the context of {}", count,
                                                plural(budget.context_tokens, "token")));
-  if (count != 0) tokens.resize(count);
-  tokens.resize(std::min<size_t>(tokens.size(), budget.context_tokens));
+  const size_t most = count != 0 ? count : standard;
+  tokens.resize(std::min({tokens.size(), most, size_t{budget.context_tokens}}));
   if (tokens.size() < 2)
     return failure(Code::kInvalid, fmt::format("text file '{}' has {}, and so nothing to predict",
                                                file, plural(tokens.size(), "token")));

@@ -32,10 +32,11 @@ struct Quality {
   double top1() const { return static_cast<double>(top1_agreed) / static_cast<double>(tokens); }
 };
 
-// The text's tokens, all of them or the first `tokens` (0: all that fit the budget's context).
-// Fails where they are not there, or do not fit the budget.
+// The text's tokens, all of them or the first `tokens` (0: all that fit the budget's context, and
+// `standard` at most). Fails where they are not there, or do not fit the budget.
 Result<std::vector<int32_t>> tokens_of(const engine::Model& model, const engine::Budget& budget,
-                                       const std::string& file, uint32_t tokens);
+                                       const std::string& file, uint32_t tokens,
+                                       size_t standard = SIZE_MAX);
 
 class QualityRuns {
  public:
@@ -59,8 +60,6 @@ class QualityRuns {
   // `progress` gets the number of tokens done.
   Result<void> run(FunctionRef<void(size_t done)> progress);
 
-  uint32_t piece_tokens() const { return piece_tokens_; }
-  const Quality& llama(Llama run) const { return llama_quality_[run]; }
   size_t engines() const { return engines_.size(); }
   const Quality& engine_quality(size_t index) const { return engines_[index].quality; }
   engine::Engine& engine(size_t index) { return *engines_[index].engine; }

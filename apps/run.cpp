@@ -145,11 +145,10 @@ class Run {
 
   Result<void> prefill() {
     const uint32_t stored = engine_->resume(tokens_);
-    Progress progress(
-        {.label = "prefill",
-         .total = tokens_.size(),
-         .first = stored,
-         .style = options_.quiet ? Progress::Style::kQuiet : Progress::Style::kAutomatic});
+    Progress progress({.label = "prefill",
+                       .total = tokens_.size(),
+                       .first = stored,
+                       .style = Progress::style(options_.quiet)});
     auto outcome = engine_->prefill(std::span(tokens_).subspan(stored),
                                     [&](uint32_t done) { progress.update(stored + done); });
     progress.finish();

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -23,8 +22,6 @@
 
 namespace hifc::apps {
 namespace {
-
-using Json = BenchReport::Json;
 
 struct TuneOptions {
   std::string model;
@@ -81,10 +78,10 @@ class Tune {
     if (options_.save_bytes) HIFC_TRY(engine::check_saving(model_->shape(), *options_.save_bytes));
     HIFC_ASSIGN(pool_, engine::ThreadPool::create(config_.threads));
     HIFC_ASSIGN(const engine::Budget budget, engine::plan_budget(config_, *model_));
-    HIFC_ASSIGN(tokens_, tokens_of(*model_, budget, options_.file, options_.tokens));
-    if (options_.tokens == 0) tokens_.resize(std::min(tokens_.size(), Calibration::kTokensDefault));
+    HIFC_ASSIGN(tokens_, tokens_of(*model_, budget, options_.file, options_.tokens,
+                                   Calibration::kTokensDefault));
     HIFC_TRY(Calibration::check(tokens_));
-    const Calibration calibration(*model_, *pool_, config_, progress_style());
+    const Calibration calibration(*model_, *pool_, config_, Progress::style(options_.quiet));
     HIFC_ASSIGN(const auto sensitivity, calibration.measure(tokens_));
     HIFC_ASSIGN(const kv::CodecPolicy policy, choose(sensitivity));
     HIFC_TRY(engine::write_policy(options_.output_path, policy, *model_, comment()));
@@ -104,10 +101,6 @@ class Tune {
                        options_.file, tokens_.size(), goal);
   }
 
-  Progress::Style progress_style() const {
-    return options_.quiet ? Progress::Style::kQuiet : Progress::Style::kAutomatic;
-  }
-
   Result<kv::CodecPolicy> choose(const engine::Sensitivity& sensitivity) const {
     return options_.save_bytes
                ? engine::policy_saving(sensitivity, model_->shape(), *options_.save_bytes)
@@ -118,7 +111,8 @@ class Tune {
   Result<BenchReport> check(const engine::Sensitivity& sensitivity, const kv::CodecPolicy& policy) {
     QualityRuns runs(*model_, *pool_, tokens_);
     HIFC_TRY(runs.add({.config = config_, .codecs = policy}));
-    Progress bar({.label = "check", .total = tokens_.size(), .style = progress_style()});
+    Progress bar(
+        {.label = "check", .total = tokens_.size(), .style = Progress::style(options_.quiet)});
     HIFC_TRY(runs.run([&](size_t done) { bar.update(done); }));
     bar.finish();
     BenchReport report("tune.quality", {{"model", model_->description()},

@@ -539,12 +539,16 @@ void KvCache::abort_step() {
     lose(group);
     sequence_.groups[group].stage = Group::Stage::kLost;
   } else {
-    while (sequence_.groups.size() * block_tokens() >= length() + block_tokens()) {
-      residency_.drop_group(sequence_.groups.back());
-      sequence_.groups.pop_back();
-    }
+    drop_groups_from(layout().groups_of(length()));
   }
   drop_lost();
+}
+
+void KvCache::drop_groups_from(uint32_t first) {
+  while (sequence_.groups.size() > first) {
+    residency_.drop_group(sequence_.groups.back());
+    sequence_.groups.pop_back();
+  }
 }
 
 // What else is in memory of lost groups: nothing would evict it.

@@ -209,6 +209,7 @@ class KvCache {
   void lose(uint32_t group);
   void drop_read_ahead();
   void drop_lost();
+  void drop_groups_from(uint32_t first);
 
   CacheOptions options_;
   GroupFormat format_;

@@ -34,10 +34,9 @@ Result<LoadedGroup> KvCache::load(const StoredPrefix& prefix, uint32_t index,
   const auto part_of = [&](uint32_t layer) {
     return sealed || !layout().sealed[layer].lossy() ? tier::Part::kSealed : tier::Part::kExact;
   };
-  HIFC_ASSIGN(
-      LoadedGroup group,
-      LoadedGroup::load(tiers_, tail ? prefix.tail->handle : prefix.handles[index], header_of,
-                        part_of, options_.prefetch.reads_in_flight, parallel_, patience));
+  HIFC_ASSIGN(LoadedGroup group,
+              LoadedGroup::load(tiers_, prefix.handle(index), header_of, part_of,
+                                options_.prefetch.reads_in_flight, parallel_, patience));
   for (uint32_t layer = 0; layer < layout().layers(); ++layer) {
     Block& block = group.blocks()[layer];
     if (sealed)
@@ -88,8 +87,8 @@ bool KvCache::in_memory(const Group& group) const {
 bool KvCache::reopen(uint32_t index, uint32_t tokens) {
   Group& group = sequence_.groups[index];
   if (!in_memory(group)) return false;
-  group.stage =
-      Group::Stage::kOpen;  // else its own blocks might be evicted for the frames it takes
+  // Else its own blocks might be evicted for the frames it takes.
+  group.stage = Group::Stage::kOpen;
   for (uint32_t layer = 0; layer < layout().layers(); ++layer)
     if (!reopen_block(layer, index, group.blocks[layer], tokens / kv::kPageTokens)) return false;
   group.handle = {};
@@ -103,16 +102,10 @@ uint32_t KvCache::truncate(uint32_t length) {
   const uint32_t group = group_of(length);
   writer_.forget_from(group);
   residency_.drop_staged();
-  while (sequence_.groups.size() > group + 1) {
-    residency_.drop_group(sequence_.groups.back());
-    sequence_.groups.pop_back();
-  }
+  drop_groups_from(group + 1);
   const uint32_t tokens = length % block_tokens();
   if (tokens != 0 && !reopen(group, tokens)) length = group * block_tokens();
-  while (sequence_.groups.size() * block_tokens() >= length + block_tokens()) {
-    residency_.drop_group(sequence_.groups.back());
-    sequence_.groups.pop_back();
-  }
+  drop_groups_from(layout().groups_of(length));
   sequence_.tokens.resize(length);
   return length;
 }

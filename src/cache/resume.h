@@ -38,6 +38,10 @@ struct StoredPrefix {
   std::optional<StoredTail> tail;
 
   uint32_t groups() const { return static_cast<uint32_t>(handles.size()); }
+  // Of a full group, or of the tail, which is the group after them.
+  const flash::Handle& handle(uint32_t index) const {
+    return index == groups() ? tail->handle : handles[index];
+  }
   uint32_t tokens(uint32_t block_tokens) const {
     return groups() * block_tokens + (tail ? tail->valid_tokens : 0);
   }

@@ -77,8 +77,8 @@ class Planner {
     HIFC_ASSIGN(budget_.layout, kv::GroupLayout::make(shape_, tokens, codecs_));
     block_bytes_ = budget_.layout.block_bytes_max();
     budget_.group_bytes = budget_.layout.sealed_bytes();
-    const uint32_t groups = (budget_.context_tokens + tokens - 1) / tokens;
-    budget_.kv_bytes_at_limit = budget_.layout.sealed_bytes(groups);
+    budget_.kv_bytes_at_limit =
+        budget_.layout.sealed_bytes(budget_.layout.groups_of(budget_.context_tokens));
     budget_.memory_bytes_at_limit = round_up(
         cache::KvCache::bytes_for_all(budget_.layout, budget_.context_tokens, wanted_ubatch()));
     plan_flash();
@@ -164,12 +164,11 @@ class Planner {
   // Small groups are written several at a time, so that writes reach 4 MiB: those wait in memory
   // while the next one is filled.
   uint64_t least_bytes() const {
-    const uint64_t least =
-        config_.ubatch != 0
-            ? cache::KvCache::bytes_for_ubatch(budget_.layout, std::min(config_.ubatch, kUbatchMin))
-            : cache::KvCache::bytes_min(budget_.layout);
-    return std::max(least, cache::KvCache::bytes_min(budget_.layout)) +
-           (waiting_groups() - 1) * budget_.group_bytes;
+    uint64_t least = cache::KvCache::bytes_min(budget_.layout);
+    if (config_.ubatch != 0)
+      least = std::max(least, cache::KvCache::bytes_for_ubatch(
+                                  budget_.layout, std::min(config_.ubatch, kUbatchMin)));
+    return least + (waiting_groups() - 1) * budget_.group_bytes;
   }
   uint32_t waiting_groups() const {
     return tier::groups_per_write_min(budget_.group_bytes, shape_.layers);

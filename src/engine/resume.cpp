@@ -99,8 +99,7 @@ class Resume {
   }
 
   Result<cache::LoadedGroup> measure(uint32_t index, uint32_t tokens) {
-    const bool tail = index == prefix_.groups();
-    const uint64_t bytes = (tail ? prefix_.tail->handle : prefix_.handles[index]).bytes();
+    const uint64_t bytes = prefix_.handle(index).bytes();
     auto group = cache_.load(prefix_, index, patience(patience_ns(tokens, speeds_)));
     if (group && group->read_ns() > 0)
       speeds_.read = static_cast<double>(bytes) * 1e9 / static_cast<double>(group->read_ns());

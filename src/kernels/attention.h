@@ -26,7 +26,7 @@ inline constexpr uint32_t kSplitTokens = 256;
 inline constexpr uint32_t kSplitPages = kSplitTokens / kv::kPageTokens;
 
 struct HeadParameters {
-  uint32_t head_dim = 0;  // multiple of 16, at most 512
+  uint32_t head_dim = 0;  // multiple of 16, at most kv::kHeadDimMax
   float scale = 1.0f;     // applied to q.k
   float softcap = 0.0f;   // 0: none; else s = softcap * tanh(s / softcap) after scaling
   // Query heads that share the KV head. Kernels may choose by it how to compute, never by how many

@@ -73,7 +73,7 @@ struct Codecs {
   // Orthonormal Walsh-Hadamard transform of each vector, in place: channels are taken in blocks of
   // the largest power of two that is left (128; 80 = 64 + 16; 96 = 64 + 32). It is its own inverse,
   // keeps dot products and spreads an outlier channel over its block. head_dim: a multiple of 16,
-  // at most 512; vectors: [count][head_dim].
+  // at most kv::kHeadDimMax; vectors: [count][head_dim].
   void (*rotate)(uint32_t head_dim, uint32_t count, float* vectors) = nullptr;
 
   // The same for F16 bits: vectors that begin `from_stride` values apart; to: [count][head_dim],

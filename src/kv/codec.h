@@ -24,7 +24,7 @@ inline constexpr uint32_t kGroupColumns = 64;
 struct PageFormat {
   Codec codec = Codec::kI8;
   uint32_t rows = 0;     // at least 1
-  uint32_t columns = 0;  // multiple of 16, at most 512
+  uint32_t columns = 0;  // multiple of 16, at most kHeadDimMax
 };
 
 // Bits of a code; 16 for kF16.

@@ -84,10 +84,6 @@ Result<void> Tiers::initialise(const TiersOptions& options) {
   return {};
 }
 
-uint64_t Tiers::memory_bytes(Part part) const {
-  return part == Part::kSealed ? sealed_bytes_ : memory_bytes() - sealed_bytes_;
-}
-
 bool Tiers::has_room(Tier tier, size_t bytes) const {
   const TierCounters& counters = counters_[static_cast<size_t>(tier)];
   return counters.used_bytes + bytes <= counters.capacity_bytes;
@@ -120,8 +116,7 @@ std::optional<FrameId> Tiers::acquire(Tier preferred, size_t bytes, Part part) {
   const auto offset = ranges_[index].take(bytes);
   if (!offset) return std::nullopt;
   const FrameId id = new_frame();
-  const uint64_t begin = part == Part::kSealed ? 0 : sealed_bytes_;
-  at(id) = {.offset = begin + *offset, .bytes = bytes, .part = part};
+  at(id) = {.offset = begin_of(part) + *offset, .bytes = bytes, .part = part};
   used_bytes_[index] += bytes;
   charge(at(id), has_room(preferred, bytes) ? preferred : other);
   return id;
@@ -141,8 +136,7 @@ void Tiers::free(FrameId id) {
   at(frame.tier).used_bytes -= frame.bytes;
   const auto index = static_cast<size_t>(frame.part);
   used_bytes_[index] -= frame.bytes;
-  ranges_[index].give_back(frame.offset - (frame.part == Part::kSealed ? 0 : sealed_bytes_),
-                           frame.bytes);
+  ranges_[index].give_back(frame.offset - begin_of(frame.part), frame.bytes);
   frame = {};
   unused_.push_back(id);
 }

@@ -76,7 +76,9 @@ class Tiers {
 
   uint32_t blocks_per_group() const { return options_.blocks_per_group; }
   uint64_t memory_bytes() const { return memory_.size_bytes(); }
-  uint64_t memory_bytes(Part part) const;
+  uint64_t memory_bytes(Part part) const {
+    return part == Part::kSealed ? sealed_bytes_ : memory_bytes() - sealed_bytes_;
+  }
   uint64_t free_bytes() const { return memory_bytes() - used_bytes_[0] - used_bytes_[1]; }
   // Not necessarily in one piece.
   uint64_t free_bytes(Part part) const {
@@ -142,6 +144,8 @@ class Tiers {
   void free(FrameId frame);
   void register_memory();
   void let_go(std::span<const FrameId> frames);
+
+  uint64_t begin_of(Part part) const { return part == Part::kSealed ? 0 : sealed_bytes_; }
 
   TiersOptions options_;
   io::AlignedMemory memory_;

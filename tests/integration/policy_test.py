@@ -54,9 +54,11 @@ class Policy(ProgramTest):
     def test_quality_is_judged_on_another_text_than_the_policy_was_fitted_to(self):
         other = self.folder / "other.txt"
         other.write_bytes((LICENSES / "GFDL-1.3").read_bytes()[:8000])
-        report = self.rows(self.succeed(
+        done = self.succeed(
             "bench", "quality", "-m", model(MODEL), "--text", f"gpl3={TEXT},other={other}",
-            "--policies", "auto75,tuned75", *TOKENS, "--json"))
+            "--policies", "auto75,tuned75", *TOKENS, "--json")
+        report = self.rows(done)
+        self.assertEqual(json.loads(done.stdout)["parameters"]["tokens"], [700, 700])
         self.assertEqual(report["quality.tuned75.gpl3"]["tuned_on"], "other")
         self.assertEqual(report["quality.tuned75.other"]["tuned_on"], "gpl3")
         for text in ("gpl3", "other"):

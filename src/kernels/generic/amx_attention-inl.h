@@ -284,7 +284,7 @@ class SplitAttention {
 
 inline void attend_split(const HeadParameters& head, const SplitPages& pages, const QueryRows& rows,
                          std::byte* scratch, const Partials& out) {
-  HIFC_DCHECK(head.head_dim % 16 == 0 && head.head_dim <= 512);
+  HIFC_DCHECK(head.head_dim % 16 == 0 && head.head_dim <= kv::kHeadDimMax);
   if (rows.count == 0) return;
   SplitAttention(head, pages, rows, scratch, out).run();
 }

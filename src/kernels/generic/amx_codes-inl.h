@@ -128,8 +128,8 @@ struct CenteredParameters {
       hn::Store(hn::MulAdd(hn::Load(d, scale + i), hn::Set(d, center), hn::Load(d, min + i)), d,
                 min + i);
   }
-  alignas(64) float scale[512];
-  alignas(64) float min[512];
+  alignas(64) float scale[kv::kHeadDimMax];
+  alignas(64) float min[kv::kHeadDimMax];
 };
 
 // Packs a row for A, scaled, and returns its product with the mins. hi and lo: 16 words of each

@@ -137,7 +137,7 @@ inline size_t scratch_bytes(const HeadParameters&, uint32_t rows) {
 template <Units kUnits>
 void attend_split(const HeadParameters& head, const SplitPages& pages, const QueryRows& rows,
                   std::byte* scratch, const Partials& out) {
-  HIFC_DCHECK(head.head_dim % 16 == 0 && head.head_dim <= 512);
+  HIFC_DCHECK(head.head_dim % 16 == 0 && head.head_dim <= kv::kHeadDimMax);
   std::fill_n(out.o, size_t{rows.count} * head.head_dim, 0.0f);
   float* decoded = reinterpret_cast<float*>(scratch);
   const Split split{.head = head,
