@@ -20,9 +20,12 @@ namespace hifc::apps {
 
 // For commands that hold all KV in memory, whose policy is their own affair.
 inline constexpr auto kWithoutTiers = std::to_array<std::string_view>(
-    {"flash_cache_size", "flash_path", "flash_free_space", "flash_deadline", "hot_cache_ratio",
-     "hot_cache_size", "warm_cache_size", "prefetch_window", "prefetch_workers", "block_bytes",
-     "block_tokens", "ubatch", "deterministic", "resume", "policy", "tenant", "io_backend",
+    {"flash_cache_size", "flash_path",     "flash_free_space", "flash_deadline",
+     "hot_cache_ratio",  "hot_cache_size", "warm_cache_size",  "prefetch_window",
+     "prefetch_workers", "block_bytes",    "block_tokens",     "ubatch",
+     "deterministic",    "resume",         "attention",        "mass",
+     "page_budget",      "mass_bound",     "predictor",        "on_miss",
+     "miss_deadline",    "policy",         "tenant",           "io_backend",
      "direct_io"});
 
 class ConfigOptions {

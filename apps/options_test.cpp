@@ -55,6 +55,13 @@ TEST(ConfigOptions, EveryKeyHasItsFlag) {
                                                                    {"ubatch", "256"},
                                                                    {"threads", "2"},
                                                                    {"deterministic", "true"},
+                                                                   {"attention", "sparse"},
+                                                                   {"mass", "0.9"},
+                                                                   {"page_budget", "16"},
+                                                                   {"mass_bound", "0.5"},
+                                                                   {"predictor", "mean"},
+                                                                   {"on_miss", "skip"},
+                                                                   {"miss_deadline", "2"},
                                                                    {"io_backend", "uring"},
                                                                    {"direct_io", "false"}};
   EXPECT_EQ(values.size(), config_keys().size());

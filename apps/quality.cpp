@@ -92,10 +92,11 @@ Result<std::vector<int32_t>> tokens_of(const engine::Model& model, const engine:
 
 Result<size_t> QualityRuns::add(engine::EngineOptions options) {
   options.outputs_max = piece_tokens_;
+  const bool one_by_one = options.config.attention == AttentionMode::kSparse;
   options.cancelled = &interrupted();
   HIFC_ASSIGN(auto engine, engine::Engine::create(model_, pool_, std::move(options)));
   piece_tokens_ = std::min(piece_tokens_, engine->ubatch_tokens());
-  engines_.push_back({.engine = std::move(engine), .quality = {}});
+  engines_.push_back({.engine = std::move(engine), .one_by_one = one_by_one});
   return engines_.size() - 1;
 }
 
@@ -125,15 +126,28 @@ Result<void> QualityRuns::run(FunctionRef<void(size_t)> progress) {
 }
 
 std::span<const float> QualityRuns::logits(size_t run, uint32_t row) const {
-  return run < llama_.size() ? llama_[run]->logits(row)
-                             : engines_[run - llama_.size()].engine->logits(row);
+  if (run < llama_.size()) return llama_[run]->logits(row);
+  const Run& of = engines_[run - llama_.size()];
+  if (!of.one_by_one) return of.engine->logits(row);
+  return std::span(of.logits).subspan(row * model_.vocabulary_size(), model_.vocabulary_size());
+}
+
+// Attention is sparse in steps of one token alone.
+Result<void> QualityRuns::step(Run& run, std::span<const int32_t> tokens) {
+  if (!run.one_by_one)
+    return run.engine->step(tokens, engine::Outputs::kAll, cache::StepKind::kPrompt);
+  run.logits.clear();
+  for (const int32_t token : tokens) {
+    HIFC_TRY(run.engine->step({&token, 1}, engine::Outputs::kAll, cache::StepKind::kGeneration));
+    std::ranges::copy(run.engine->logits(), std::back_inserter(run.logits));
+  }
+  return {};
 }
 
 Result<void> QualityRuns::piece(size_t at) {
   const size_t count = std::min<size_t>(piece_tokens_, tokens_.size() - at);
   const auto tokens = std::span(tokens_).subspan(at, count);
-  for (Run& run : engines_)
-    HIFC_TRY(run.engine->step(tokens, engine::Outputs::kAll, cache::StepKind::kPrompt));
+  for (Run& run : engines_) HIFC_TRY(step(run, tokens));
   for (auto& run : llama_) HIFC_TRY(run->step(tokens, /*all_outputs=*/true));
   // The text's last token has nothing to predict.
   const auto rows = static_cast<uint32_t>(std::min(count, tokens_.size() - 1 - at));

@@ -73,8 +73,11 @@ class QualityRuns {
  private:
   struct Run {
     std::unique_ptr<engine::Engine> engine;
-    Quality quality;
+    Quality quality = {};
+    bool one_by_one = false;
+    std::vector<float> logits = {};  // of a piece whose tokens were computed one by one
   };
+  Result<void> step(Run& run, std::span<const int32_t> tokens);
   Result<void> add_llama();
   Result<void> piece(size_t at);
   BenchReport::Json metrics_of(const Quality& quality) const;

@@ -45,9 +45,18 @@ Json flash_json(tier::Tiers& tiers, double run_ms) {
       {"timeouts", store.timeouts}};
 }
 
-Json prefetch_json(const cache::PrefetchStatistics& prefetch) {
+// Means over layers and heads of a token; the spread is that of tokens.
+Json distribution_json(const std::vector<float>& shares) {
+  const std::vector<double> values(shares.begin(), shares.end());
+  return {{"mean", mean(values)},
+          {"p50", percentile(values, 0.5)},
+          {"p99", percentile(values, 0.99)},
+          {"max", percentile(values, 1.0)}};
+}
+
+Json prefetch_json(const cache::PrefetchStatistics& prefetch, std::string_view predictor) {
   const auto count = [](uint64_t value) { return static_cast<double>(value); };
-  return {{"predictor", "layer_order"},
+  return {{"predictor", predictor},
           {"blocks_wanted", prefetch.blocks_wanted},
           {"blocks_on_time", prefetch.blocks_on_time},
           {"blocks_fetched", prefetch.blocks_fetched},
@@ -67,6 +76,23 @@ std::string percent(uint64_t part, uint64_t whole) {
 }
 
 }  // namespace
+
+Json attention_json(const engine::Engine& engine) {
+  const Config& config = engine.config();
+  Json json = {{"mode", kAttentionModeNames[static_cast<size_t>(config.attention)]}};
+  const cache::SkippedMass* skipped = engine.skipped();
+  if (skipped == nullptr) return json;
+  const cache::SparseStatistics sparse = engine.cache_statistics().sparse;
+  const auto count = [](uint64_t value) { return static_cast<double>(value); };
+  json["mass"] = config.mass;
+  json["sparse_tokens"] = skipped->estimate.size();
+  json["pages_selected_share"] = ratio(count(sparse.pages_selected), count(sparse.pages_seen));
+  json["pages_missed"] = sparse.pages_missed;
+  json["skipped_mass"] = distribution_json(skipped->estimate);
+  json["skipped_mass_bound"] = distribution_json(skipped->bound);
+  json["statistics_bytes"] = engine.budget().statistics_bytes;
+  return json;
+}
 
 double mean(const std::vector<double>& values) {
   if (values.empty()) return 0;
@@ -104,7 +130,11 @@ Json run_report(engine::Engine& engine, const RunMeasurements& run) {
   for (const tier::Tier tier : {tier::Tier::kHot, tier::Tier::kWarm, tier::Tier::kCold})
     report["tiers"][std::string(tier::to_string(tier))] = tier_json(tiers.counters(tier));
   report["flash"] = flash_json(tiers, run.prefill_ms + decode_ms * tokens);
-  report["prefetch"] = prefetch_json(cache.prefetch);
+  const bool sparse = engine.config().attention == AttentionMode::kSparse;
+  report["attention"] = attention_json(engine);
+  report["prefetch"] = prefetch_json(
+      cache.prefetch,
+      sparse ? kPredictorNames[static_cast<size_t>(engine.config().predictor)] : "layer_order");
   report["resume"] = resume_json(engine.resume_report());
   report["recomputed_groups"] = engine.statistics().recomputed_groups;
   report["stall_ms_per_token"] = tokens > 0 ? Json(stall_ms) : Json(nullptr);

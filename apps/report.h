@@ -29,6 +29,9 @@ double mean(const std::vector<double>& values);
 // Keys as documented in docs/report.md; unknown figures are null.
 nlohmann::ordered_json run_report(engine::Engine& engine, const RunMeasurements& run);
 
+// What attention left out; alike in every report.
+nlohmann::ordered_json attention_json(const engine::Engine& engine);
+
 std::string run_table(engine::Engine& engine, const RunMeasurements& run);
 
 }  // namespace hifc::apps

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <type_traits>
 #include <vector>
 
 #include "base/check.h"
@@ -125,17 +126,56 @@ std::string print_block_tokens(const Config& config) {
   return config.block_tokens ? fmt::to_string(*config.block_tokens) : std::string();
 }
 
-Result<void> parse_ratio(Config& config, std::string_view value, std::string_view shown) {
-  const auto ratio = to_number<double>(value);
-  // Written so that NaN is refused too.
-  const bool in_range = ratio && *ratio >= 0 && *ratio <= 1;
-  if (!in_range) return refuse(shown, value, "a number from 0 to 1, such as 0.6");
-  config.hot_cache_ratio = *ratio;
-  return {};
+// A share; kPositive: not 0.
+enum class Share : uint8_t { kAny, kPositive };
+
+template <auto kField, Share kShare>
+constexpr ConfigKey share_key(std::string_view name, std::string_view help) {
+  return {
+      .name = name,
+      .value_hint = "0..1",
+      .help = help,
+      .parse = [](Config& config, std::string_view value, std::string_view shown) -> Result<void> {
+        const auto share = to_number<double>(value);
+        // Written so that NaN is refused too.
+        const bool in_range =
+            share && *share >= 0 && *share <= 1 && (kShare == Share::kAny || *share > 0);
+        if (!in_range)
+          return refuse(shown, value,
+                        kShare == Share::kAny ? "a number from 0 to 1, such as 0.6"
+                                              : "a number above 0 and at most 1, such as 0.6");
+        config.*kField = *share;
+        return {};
+      },
+      .print =
+          [](const Config& config) {
+            const double* const value = open_or_value(config.*kField);
+            return value != nullptr ? fmt::to_string(*value) : std::string();
+          }};
 }
 
-std::string print_ratio(const Config& config) {
-  return config.hot_cache_ratio ? fmt::to_string(*config.hot_cache_ratio) : std::string();
+std::string alternatives(std::span<const std::string_view> names) {
+  return fmt::format("{} or {}", fmt::join(names.first(names.size() - 1), ", "), names.back());
+}
+
+// One of the names of an enumeration's values, in their order.
+template <auto kField, const auto& kNames>
+constexpr ConfigKey choice_key(std::string_view name, std::string_view hint,
+                               std::string_view help) {
+  return {
+      .name = name,
+      .value_hint = hint,
+      .help = help,
+      .parse = [](Config& config, std::string_view value, std::string_view shown) -> Result<void> {
+        const auto found = std::ranges::find(kNames, value);
+        if (found == kNames.end()) return refuse(shown, value, alternatives(kNames));
+        using Enum = std::remove_reference_t<decltype(config.*kField)>;
+        config.*kField = static_cast<Enum>(found - kNames.begin());
+        return {};
+      },
+      .print = [](const Config& config) -> std::string {
+        return std::string(kNames[static_cast<size_t>(config.*kField)]);
+      }};
 }
 
 // No shell expands a "~/" that stands in a file or after "--flash=".
@@ -198,24 +238,7 @@ std::string print_block_bytes(const Config& config) {
   return config.block_bytes ? fmt::to_string(*config.block_bytes) : std::string();
 }
 
-struct BackendName {
-  std::string_view name;
-  IoBackend backend;
-};
-constexpr std::array<BackendName, 3> kBackends = {{{"auto", IoBackend::kAutomatic},
-                                                   {"uring", IoBackend::kUring},
-                                                   {"threads", IoBackend::kThreads}}};
-
-Result<void> parse_backend(Config& config, std::string_view value, std::string_view shown) {
-  const auto found = std::ranges::find(kBackends, value, &BackendName::name);
-  if (found == kBackends.end()) return refuse(shown, value, "auto, uring or threads");
-  config.io_backend = found->backend;
-  return {};
-}
-
-std::string print_backend(const Config& config) {
-  return std::string(std::ranges::find(kBackends, config.io_backend, &BackendName::backend)->name);
-}
+constexpr auto kBackendNames = std::to_array<std::string_view>({"auto", "uring", "threads"});
 
 constexpr std::array kKeys = {
     size_key<&Config::flash_cache_size>(
@@ -233,13 +256,10 @@ constexpr std::array kKeys = {
     count_key<&Config::flash_deadline, 0, 86400>(
         "flash_deadline",
         "Seconds after which a read or write of flash counts as failed; 0: never (default 10)"),
-    ConfigKey{.name = "hot_cache_ratio",
-              .value_hint = "0..1",
-              .help =
-                  "Share of the KV at the context limit that stays hot; with hot_cache_size too, "
-                  "the smaller wins",
-              .parse = parse_ratio,
-              .print = print_ratio},
+    share_key<&Config::hot_cache_ratio, Share::kAny>(
+        "hot_cache_ratio",
+        "Share of the KV at the context limit that stays hot; with hot_cache_size too, the smaller "
+        "wins"),
     size_or_auto_key<&Config::hot_cache_size>("hot_cache_size",
                                               "Bytes of the hot tier (default auto)"),
     size_or_auto_key<&Config::warm_cache_size>(
@@ -271,6 +291,30 @@ constexpr std::array kKeys = {
         "deterministic",
         "Bit-identical results whatever the chunking, resumption and batching (default false)"),
     switch_key<&Config::resume>("resume", "Reuse stored KV of a prompt's prefix (default true)"),
+    choice_key<&Config::attention, kAttentionModeNames>(
+        "attention", "exact|sparse",
+        "Attention of generated tokens: over all tokens, or over the pages that hold most of it "
+        "(default exact)"),
+    share_key<&Config::mass, Share::kPositive>(
+        "mass", "Share of the attention that the pages of sparse attention hold (default 0.98)"),
+    count_key<&Config::page_budget, 0, 1u << 24>(
+        "page_budget",
+        "Most pages of 64 tokens that sparse attention takes of a layer and KV head, besides the "
+        "first and the newest (default 0: as many as mass needs)"),
+    share_key<&Config::mass_bound, Share::kPositive>(
+        "mass_bound",
+        "Share of each query's attention that sparse attention surely does not leave out more of "
+        "(default 1: no promise)"),
+    choice_key<&Config::predictor, kPredictorNames>(
+        "predictor", "decayed_mean|decayed_max|mean|hot_span",
+        "What sparse attention reads ahead by (default decayed_mean)"),
+    choice_key<&Config::on_miss, kOnMissNames>(
+        "on_miss", "fetch|skip",
+        "Whether sparse attention waits for pages that were not read ahead, or does without them "
+        "(default fetch)"),
+    count_key<&Config::miss_deadline, 0, 60000>(
+        "miss_deadline",
+        "Milliseconds that a layer waits for pages under on_miss skip (default 0)"),
     ConfigKey{.name = "policy",
               .value_hint = "NAME|FILE",
               .help = "How K and V are encoded once they leave the newest 128 tokens: f16, "
@@ -283,13 +327,9 @@ constexpr std::array kKeys = {
               .help = "Cache entries are shared only within one tenant name (default: no name)",
               .parse = parse_tenant,
               .print = print_tenant},
-    ConfigKey{.name = "io_backend",
-              .value_hint = "auto|uring|threads",
-              .help =
-                  "How flash is read and written (default auto: io_uring where the system allows "
-                  "it)",
-              .parse = parse_backend,
-              .print = print_backend},
+    choice_key<&Config::io_backend, kBackendNames>(
+        "io_backend", "auto|uring|threads",
+        "How flash is read and written (default auto: io_uring where the system allows it)"),
     switch_key<&Config::direct_io>(
         "direct_io", "Bypass the page cache where the file system can (default true)"),
 };

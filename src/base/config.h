@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/attention_options.h"
 #include "base/result.h"
 
 namespace hifc {
@@ -40,6 +41,14 @@ struct Config {
   bool deterministic = false;
   bool resume = true;
   std::string tenant = {};
+  AttentionMode attention = AttentionMode::kExact;
+  // Of sparse attention:
+  double mass = 0.98;        // of each query's attention, that the pages attended to hold
+  uint32_t page_budget = 0;  // pages of a layer and KV head; 0: as many as `mass` needs
+  double mass_bound = 1;     // of each query's attention, that surely is not left out; 1: no matter
+  PredictorKind predictor = PredictorKind::kDecayedMean;
+  OnMiss on_miss = OnMiss::kFetch;
+  uint32_t miss_deadline = 0;  // milliseconds of each layer
   std::string policy = "f16";  // a name or the path of a file; engine/policy.h
   IoBackend io_backend = IoBackend::kAutomatic;
   bool direct_io = true;

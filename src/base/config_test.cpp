@@ -1,5 +1,6 @@
 #include "base/config.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -39,6 +40,8 @@ TEST(ParseConfig, ReadsEveryKey) {
       "  prefetch_workers: 64\n  block_tokens: 4096\n  context: 32768\n  ubatch: 512\n"
       "  threads: 2\n  deterministic: true\n  resume: false\n  policy: auto75\n  tenant: \"alice: "
       "2\"\n"
+      "  attention: sparse\n  mass: 0.9\n  page_budget: 32\n  mass_bound: 0.5\n"
+      "  predictor: hot_span\n  on_miss: skip\n  miss_deadline: 3\n"
       "  io_backend: threads\n  direct_io: false\n");
   const Config expected = {.flash_cache_size = 64'000'000'000,
                            .flash_path = "/flash",
@@ -57,6 +60,13 @@ TEST(ParseConfig, ReadsEveryKey) {
                            .deterministic = true,
                            .resume = false,
                            .tenant = "alice: 2",
+                           .attention = AttentionMode::kSparse,
+                           .mass = 0.9,
+                           .page_budget = 32,
+                           .mass_bound = 0.5,
+                           .predictor = PredictorKind::kHotSpan,
+                           .on_miss = OnMiss::kSkip,
+                           .miss_deadline = 3,
                            .policy = "auto75",
                            .io_backend = IoBackend::kThreads,
                            .direct_io = false};
@@ -105,6 +115,13 @@ TEST(ParseConfig, RefusesImpossibleValuesInOneSentence) {
   EXPECT_EQ(refused("  block_tokens: 100\n"),
             "test.yaml line 2: block_tokens: \"100\" is not accepted; accepted is 64, 128 or a "
             "multiple of 256 up to 4096");
+  EXPECT_EQ(refused("  attention: dense\n"),
+            "test.yaml line 2: attention: \"dense\" is not accepted; accepted is exact or sparse");
+  for (const std::string_view value : {"0", "1.01", "-1", "nan", "much"})
+    EXPECT_EQ(refused(fmt::format("  mass: {}\n", value)),
+              fmt::format("test.yaml line 2: mass: \"{}\" is not accepted; accepted is a number "
+                          "above 0 and at most 1, such as 0.6",
+                          value));
   EXPECT_EQ(
       refused("  deterministic: maybe\n"),
       "test.yaml line 2: deterministic: \"maybe\" is not accepted; accepted is true or false");
@@ -243,6 +260,8 @@ TEST(ConfigKeys, PrintedValuesAreAcceptedAgain) {
                        .deterministic = true,
                        .resume = false,
                        .tenant = std::string(" \n\"~\0", 5),
+                       .attention = AttentionMode::kSparse,
+                       .mass = 0.25,
                        .io_backend = IoBackend::kUring};
   for (const Config& config : {Config{}, full}) {
     Config copy;

@@ -99,6 +99,7 @@ struct CacheSetup {
   io::Ring* own_ring = nullptr;  // instead of `ring`
   uint32_t threads = 1;
   PrefetchOptions prefetch = {};
+  SparseOptions sparse = {};
   const std::atomic<bool>* cancelled = nullptr;
   uint32_t generated_from = 0;  // position of the first token that is not of a prompt
 };
@@ -164,6 +165,7 @@ class Session {
                                         .codecs = setup_.codecs,
                                         .fingerprint = {setup_.fingerprint},
                                         .prefetch = setup_.prefetch,
+                                        .sparse = setup_.sparse,
                                         .cancelled = setup_.cancelled},
                                        *tiers, *kernels, parallel_, clock()));
     return {};

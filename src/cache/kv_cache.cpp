@@ -137,7 +137,10 @@ KvCache::KvCache(CacheOptions options, kv::GroupLayout layout, tier::Tiers& tier
       residency_(tiers_, format_.layout, sequence_, placement_),
       prefetcher_(options_.prefetch, tiers_, format_.layout, sequence_, residency_, placement_),
       writer_(tiers_, sequence_, residency_, format_),
-      attention_(kernels, options_.shape, parallel) {}
+      attention_(kernels, options_.shape, parallel) {
+  if (!options_.sparse.enabled) return;
+  selector_.emplace(options_.shape, options_.sparse, codecs_);
+}
 
 KvCache::~KvCache() {
   truncate(0);
@@ -177,6 +180,7 @@ void KvCache::begin_step(uint32_t position, std::span<const int32_t> tokens, Ste
   plan_sealing();
   plan();
   prefetcher_.begin_step(position, step_.end(), groups_end());
+  begin_sparse_step();
 }
 
 void KvCache::plan_sealing() {
@@ -232,7 +236,7 @@ Result<void> KvCache::attend(const LayerInput& input) {
   auto outcome = append(input);
   if (outcome) {
     residency_.set_running(input.layer);
-    outcome = stream(input);
+    outcome = sparse(input.layer) ? stream_selected(input) : stream(input);
     residency_.set_running(Residency::kNoLayer);
   }
   return outcome;
@@ -321,6 +325,7 @@ Result<void> KvCache::stream(const LayerInput& input) {
        ++unit)
     pending.push_back(unit);
   prefetcher_.begin_layer(layer);
+  prefetcher_.count_wanted();
   attention_.begin(input, {.kind = step_.kind,
                            .position = step_.position,
                            .tokens = static_cast<uint32_t>(step_.tokens.size()),
@@ -333,38 +338,46 @@ Result<void> KvCache::stream(const LayerInput& input) {
     HIFC_TRY(check_lost(layer));
     const std::vector<uint32_t> units = take_ready(layer, pending);
     if (units.empty()) {
-      HIFC_TRY(wait_for_reads(layer, pending));
+      const auto first = groups_of(layer, pending.front());
+      HIFC_TRY(wait_for_reads(
+          layer, {.enough = [&] { return worth_computing(layer, pending); }, .first = first}));
       continue;
     }
-    HIFC_TRY(verify(layer, units));
+    const std::vector<uint32_t> groups = groups_of(layer, units);
+    HIFC_TRY(verify(layer, groups));
     compute(layer, units);
-    release(layer, units);
+    if (selector_) sketch_pages(layer, groups);
+    release(layer, groups);
   }
   attention_.finish();
   return {};
 }
 
-KvCache::GroupRange KvCache::groups_of(uint32_t layer, uint32_t unit) const {
-  return {.first = std::max(placement_.first_visible_group(layer, step_.position),
-                            unit * groups_per_unit()),
-          .last = std::min(groups_end(), (unit + 1) * groups_per_unit())};
+std::vector<uint32_t> KvCache::groups_of(uint32_t layer, uint32_t unit) const {
+  const uint32_t first =
+      std::max(placement_.first_visible_group(layer, step_.position), unit * groups_per_unit());
+  std::vector<uint32_t> groups;
+  for (uint32_t g = first; g < std::min(groups_end(), (unit + 1) * groups_per_unit()); ++g)
+    groups.push_back(g);
+  return groups;
 }
 
-template <typename Visit>
-void KvCache::for_each_block(uint32_t layer, std::span<const uint32_t> units, Visit visit) {
-  for (const uint32_t unit : units) {
-    const GroupRange range = groups_of(layer, unit);
-    for (uint32_t g = range.first; g < range.last; ++g) visit(g, sequence_.groups[g].blocks[layer]);
-  }
+std::vector<uint32_t> KvCache::groups_of(uint32_t layer, std::span<const uint32_t> units) const {
+  std::vector<uint32_t> groups;
+  for (const uint32_t unit : units)
+    std::ranges::copy(groups_of(layer, unit), std::back_inserter(groups));
+  return groups;
+}
+
+bool KvCache::ready(uint32_t layer, std::span<const uint32_t> groups) const {
+  return std::ranges::all_of(groups, [&](uint32_t g) {
+    const Block::State state = sequence_.groups[g].blocks[layer].state;
+    return state == Block::State::kResident || state == Block::State::kStaged;
+  });
 }
 
 bool KvCache::ready(uint32_t layer, uint32_t unit) const {
-  const GroupRange range = groups_of(layer, unit);
-  for (uint32_t g = range.first; g < range.last; ++g) {
-    const Block::State state = sequence_.groups[g].blocks[layer].state;
-    if (state != Block::State::kResident && state != Block::State::kStaged) return false;
-  }
-  return true;
+  return ready(layer, groups_of(layer, unit));
 }
 
 std::vector<uint32_t> KvCache::take_ready(uint32_t layer, std::vector<uint32_t>& pending) {
@@ -389,11 +402,11 @@ bool KvCache::worth_computing(uint32_t layer, std::span<const uint32_t> pending)
   return count == pending.size() || count >= enough;
 }
 
-Result<void> KvCache::wait_for_reads(uint32_t layer, std::span<const uint32_t> pending) {
+Result<void> KvCache::wait_for_reads(uint32_t layer, const Awaited& awaited) {
   const uint64_t start_ns = clock_.now_ns();
   const auto stalled_ns = [&] { return limited_stall_ns_ + (clock_.now_ns() - start_ns); };
   auto outcome = check_lost(layer);
-  while (outcome && !worth_computing(layer, pending)) {
+  while (outcome && !awaited.enough()) {
     const uint64_t left_ns = stall_limit_ns_ - std::min(stall_limit_ns_, stalled_ns());
     if (left_ns == 0) {
       prefetcher_.abandon();
@@ -405,12 +418,13 @@ Result<void> KvCache::wait_for_reads(uint32_t layer, std::span<const uint32_t> p
       outcome = failure(Code::kCancelled, "interrupted");
       break;
     }
-    const uint32_t completed = tiers_.wait_for(left_ns);
+    const uint32_t completed = tiers_.wait_for(std::min(left_ns, awaited.patience_ns));
+    if (clock_.now_ns() - start_ns >= awaited.patience_ns) break;
     if (completed == 0 && prefetcher_.pump() == 0 && prefetcher_.in_flight() == 0) {
-      if (ready(layer, pending.front())) break;
+      if (ready(layer, awaited.first)) break;
       // Nothing moves: give frames to reads that were kept for blocks to be filled.
       residency_.expect_open(0);
-      if (!writer_.push() && !force_read(layer, pending.front()))
+      if (!writer_.push() && !force_read(layer, awaited.first))
         outcome = std::unexpected(out_of_frames());
     }
     prefetcher_.pump();
@@ -421,12 +435,11 @@ Result<void> KvCache::wait_for_reads(uint32_t layer, std::span<const uint32_t> p
   return outcome;
 }
 
-// The last resort: the unit's missing blocks are read at the cost of what is stored besides them.
-bool KvCache::force_read(uint32_t layer, uint32_t unit) {
-  const GroupRange range = groups_of(layer, unit);
-  residency_.make_room(layer, range.first, range.last);
-  prefetcher_.rewind(range.first);
-  return prefetcher_.pump() > 0;
+// The last resort: missing blocks are read at the cost of what is stored besides them.
+bool KvCache::force_read(uint32_t layer, std::span<const uint32_t> groups) {
+  residency_.make_room(layer, groups);
+  prefetcher_.rewind(groups.front());
+  return prefetcher_.fetch(groups) > 0;
 }
 
 Result<void> KvCache::check_lost(uint32_t layer) const {
@@ -445,16 +458,18 @@ bool KvCache::verify_block(uint32_t layer, uint32_t index) const {
   return kv::check_header(format_.sealed_header(index, layer), bytes).has_value();
 }
 
-Result<void> KvCache::verify(uint32_t layer, std::span<const uint32_t> units) {
+Result<void> KvCache::verify(uint32_t layer, std::span<const uint32_t> of) {
   std::vector<uint32_t> groups;
-  for_each_block(layer, units, [&](uint32_t g, const Block& block) {
-    if (block.state == Block::State::kStaged) groups.push_back(g);
+  std::ranges::copy_if(of, std::back_inserter(groups), [&](uint32_t g) {
+    const Block& block = sequence_.groups[g].blocks[layer];
+    return block.state == Block::State::kStaged && !block.verified;
   });
   if (groups.empty()) return {};
   std::vector<uint8_t> good(groups.size());
   parallel_.run(static_cast<uint32_t>(groups.size()),
                 [&](uint32_t i, uint32_t) { good[i] = verify_block(layer, groups[i]); });
   for (size_t i = 0; i < groups.size(); ++i) {
+    sequence_.groups[groups[i]].blocks[layer].verified = good[i] != 0;
     if (good[i] != 0) continue;
     tiers_.store().quarantine(sequence_.groups[groups[i]].handle);
     sequence_.groups[groups[i]].stage = Group::Stage::kLost;
@@ -476,34 +491,34 @@ void KvCache::compute(uint32_t layer, std::span<const uint32_t> units) {
     for (uint32_t i = 0; i < kernels::kSplitPages; ++i) {
       const uint32_t page = split * kernels::kSplitPages + i;
       const uint32_t group = page / layout().exact.pages();
-      if (group >= first_group && group < groups_end()) add_page(layer, page, kv_head, pages);
+      if (group >= first_group && group < groups_end()) add_page(layer, page, kv_head, i, pages);
     }
     return pages;
   });
 }
 
-void KvCache::add_page(uint32_t layer, uint32_t page, uint32_t kv_head,
+void KvCache::add_page(uint32_t layer, uint32_t page, uint32_t kv_head, uint32_t slot,
                        kernels::SplitPages& pages) const {
   const uint32_t group = page / layout().exact.pages(), in_block = page % layout().exact.pages();
   const Block& block = sequence_.groups[group].blocks[layer];
   const bool is_exact = block.is_exact(in_block);
   const kv::BlockLayout& form = is_exact ? layout().exact : layout().sealed[layer];
   const std::byte* base = tiers_.data(is_exact ? block.exact : block.frame);
-  const uint32_t i = page % kernels::kSplitPages;
-  pages.k[i] = {base + form.k_page_offset(in_block, kv_head), form.codecs().k};
-  pages.v[i] = {base + form.v_page_offset(in_block, kv_head), form.codecs().v};
+  pages.k[slot] = {base + form.k_page_offset(in_block, kv_head), form.codecs().k};
+  pages.v[slot] = {base + form.v_page_offset(in_block, kv_head), form.codecs().v};
   if (page > 0 || !form.lossy()) return;
   pages.sink_k = reinterpret_cast<const uint16_t*>(base + form.k_sink_offset(kv_head));
   pages.sink_v = reinterpret_cast<const uint16_t*>(base + form.v_sink_offset(kv_head));
 }
 
-void KvCache::release(uint32_t layer, std::span<const uint32_t> units) {
-  for_each_block(layer, units, [&](uint32_t g, const Block& block) {
+void KvCache::release(uint32_t layer, std::span<const uint32_t> groups) {
+  for (const uint32_t g : groups) {
+    const Block& block = sequence_.groups[g].blocks[layer];
     const bool cold = block.state == Block::State::kStaged;
     const tier::FrameId frame = block.open_frame();
     tiers_.count_hit(cold ? tier::Tier::kCold : tiers_.tier_of(frame), tiers_.span(frame).size());
     residency_.used(g, layer);
-  });
+  }
 }
 
 void KvCache::end_step() {
@@ -511,6 +526,7 @@ void KvCache::end_step() {
     sequence_.tokens.insert(sequence_.tokens.end(), step_.tokens.begin(), step_.tokens.end());
   else
     drop_read_ahead();
+  if (selector_) selector_->end_step();
   for (const Sealing& sealing : step_.sealing)
     if (sealing.pages == layout().exact.pages()) writer_.add(sealing.group);
   if (!layout().lossy())
@@ -570,6 +586,7 @@ Result<void> KvCache::flush() {
 CacheStatistics KvCache::statistics() const {
   CacheStatistics statistics = statistics_;
   statistics.prefetch = prefetcher_.statistics();
+  if (selector_) statistics.sparse = selector_->statistics;
   const uint32_t exact = layout().lossy() ? length() - first_exact(length()) : 0;
   statistics.kv_bytes =
       static_cast<uint64_t>((length() - exact) * layout().token_bytes() +

@@ -38,6 +38,7 @@
 #include "base/result.h"
 #include "cache/group_format.h"
 #include "cache/group_writer.h"
+#include "cache/page_selector.h"
 #include "cache/placement.h"
 #include "cache/prefetcher.h"
 #include "cache/residency.h"
@@ -61,11 +62,13 @@ struct CacheOptions {
   kv::CodecPolicy codecs = {};  // [layer]; none: all F16
   kv::Fingerprint fingerprint = {};
   PrefetchOptions prefetch;
+  SparseOptions sparse;
   const std::atomic<bool>* cancelled = nullptr;  // attend() fails with kCancelled once it is true
 };
 
 struct CacheStatistics {
   PrefetchStatistics prefetch;
+  SparseStatistics sparse;
   uint64_t stall_ns = 0;     // attention waited for flash
   uint64_t lost_groups = 0;  // damaged or unreadable on flash, begun to be computed again
   uint64_t kv_bytes = 0;     // K and V of all tokens now held, as they are encoded
@@ -141,6 +144,8 @@ class KvCache {
   uint32_t keep_memory();
 
   CacheStatistics statistics() const;
+  // What sparse attention left out of each token since the cache was made; empty where it is exact.
+  const SkippedMass* skipped() const { return selector_ ? &selector_->skipped() : nullptr; }
 
  private:
   struct Sealing {
@@ -185,24 +190,59 @@ class KvCache {
   bool reopen_block(uint32_t layer, uint32_t group, Block& block, uint32_t pages);
 
   Result<void> stream(const LayerInput& input);
-  std::vector<uint32_t> take_ready(uint32_t layer, std::vector<uint32_t>& pending);
-  // The groups of a unit that the step sees in `layer`: [first, last).
-  struct GroupRange {
-    uint32_t first = 0, last = 0;
+  // What a wait for flash is over for.
+  struct Awaited {
+    FunctionRef<bool()> enough;
+    std::span<const uint32_t> first;  // groups without which nothing goes on
+    uint64_t patience_ns = UINT64_MAX;
   };
-  GroupRange groups_of(uint32_t layer, uint32_t unit) const;
+  std::vector<uint32_t> take_ready(uint32_t layer, std::vector<uint32_t>& pending);
+  // The groups of units that the step sees in `layer`, ascending.
+  std::vector<uint32_t> groups_of(uint32_t layer, uint32_t unit) const;
+  std::vector<uint32_t> groups_of(uint32_t layer, std::span<const uint32_t> units) const;
   bool ready(uint32_t layer, uint32_t unit) const;
+  bool ready(uint32_t layer, std::span<const uint32_t> groups) const;
   bool worth_computing(uint32_t layer, std::span<const uint32_t> pending) const;
-  Result<void> wait_for_reads(uint32_t layer, std::span<const uint32_t> pending);
-  bool force_read(uint32_t layer, uint32_t unit);
+  Result<void> wait_for_reads(uint32_t layer, const Awaited& awaited);
+  bool force_read(uint32_t layer, std::span<const uint32_t> groups);
   Result<void> check_lost(uint32_t layer) const;
-  Result<void> verify(uint32_t layer, std::span<const uint32_t> units);
+  Result<void> verify(uint32_t layer, std::span<const uint32_t> groups);
   bool verify_block(uint32_t layer, uint32_t group) const;
   void compute(uint32_t layer, std::span<const uint32_t> units);
-  void add_page(uint32_t layer, uint32_t page, uint32_t kv_head, kernels::SplitPages& pages) const;
-  void release(uint32_t layer, std::span<const uint32_t> units);
-  template <typename Visit>
-  void for_each_block(uint32_t layer, std::span<const uint32_t> units, Visit visit);
+  // Puts a page where `slot` is in `pages`.
+  void add_page(uint32_t layer, uint32_t page, uint32_t kv_head, uint32_t slot,
+                kernels::SplitPages& pages) const;
+  void release(uint32_t layer, std::span<const uint32_t> groups);
+
+  // Sparse attention (kv_cache_sparse.cpp).
+  void begin_sparse_step();
+  void pin_hot_pages();
+  bool sparse(uint32_t layer) const;
+  uint32_t pages_end() const { return (step_.end() - 1) / kv::kPageTokens + 1; }
+  std::vector<uint32_t> groups_of_pages(std::span<const uint32_t> pages) const;
+  uint32_t gathered_tokens(std::span<const uint32_t> pages) const;
+  kernels::SplitPages gathered_pages(uint32_t layer, std::span<const uint32_t> pages,
+                                     uint32_t split, uint32_t kv_head) const;
+  Result<void> stream_selected(const LayerInput& input);
+  Result<void> bring(uint32_t layer, std::span<const uint32_t> groups,
+                     uint64_t patience_ns = UINT64_MAX);
+  void weigh(const LayerInput& input);
+  Result<void> skip_missing(uint32_t layer);
+  // A KV head's part of a split of gathered pages, and the groups these are in.
+  struct GatheredPart {
+    TieredAttention::Part part;
+    std::vector<uint32_t> groups;
+  };
+  std::vector<GatheredPart> gathered_parts() const;
+  Result<void> attend_to_selection(const LayerInput& input);
+  std::vector<GatheredPart> take_ready(uint32_t layer, std::vector<GatheredPart>& pending) const;
+  Result<void> wait_for_parts(uint32_t layer, std::span<const GatheredPart> pending);
+  Result<void> compute(uint32_t layer, std::span<const GatheredPart> wave);
+  void release_done(uint32_t layer, std::span<const GatheredPart> pending,
+                    std::vector<uint32_t>& unreleased);
+  void drop_unselected(uint32_t layer);
+  void sketch_pages(uint32_t layer, std::span<const uint32_t> groups);
+
   Error out_of_frames() const;
   bool in_memory(const Group& group) const;
   bool reopen(uint32_t group, uint32_t tokens);
@@ -225,6 +265,9 @@ class KvCache {
   Prefetcher prefetcher_;
   GroupWriter writer_;
   TieredAttention attention_;
+  std::optional<PageSelector> selector_;  // where attention may be sparse
+  PageWeights exact_weights_, sketch_weights_;
+  bool sparse_step_ = false;
   Step step_;
   uint64_t stall_limit_ns_ = UINT64_MAX, limited_stall_ns_ = 0;
   CacheStatistics statistics_;

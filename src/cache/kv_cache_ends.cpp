@@ -106,6 +106,7 @@ uint32_t KvCache::truncate(uint32_t length) {
   const uint32_t tokens = length % block_tokens();
   if (tokens != 0 && !reopen(group, tokens)) length = group * block_tokens();
   drop_groups_from(layout().groups_of(length));
+  if (selector_) selector_->truncate(length / kv::kPageTokens);
   sequence_.tokens.resize(length);
   return length;
 }

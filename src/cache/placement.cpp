@@ -1,10 +1,18 @@
 #include "cache/placement.h"
 
 #include <algorithm>
+#include <limits>
+#include <utility>
 
 #include "base/check.h"
 
 namespace hifc::cache {
+namespace {
+
+// Of those that are in use whatever their heat: every step attends to the newest pages.
+constexpr uint32_t kNewestGroups = 2;
+
+}  // namespace
 
 Placement::Placement(const kv::ModelShape& shape, const kv::GroupLayout& layout)
     : shape_(shape),
@@ -79,7 +87,23 @@ void Placement::plan(const PlacementInput& input) {
 bool Placement::wanted(uint32_t group, uint32_t layer) const {
   if (shape_.window[layer] != 0)
     return window_pinned_ && length_ > 0 && group >= first_visible_group(layer, length_ - 1);
-  return group < pinned_groups_ + (full_rank_[layer] < pinned_remainder_ ? 1 : 0);
+  if (hottest_.empty()) return group < pinned_groups(layer);
+  return group >= hottest_[layer].size() || hottest_[layer][group] != 0;
+}
+
+void Placement::pin_hottest(uint32_t groups, Heat heat) {
+  hottest_.assign(shape_.layers, std::vector<uint8_t>(groups));
+  for (uint32_t layer = 0; layer < shape_.layers; ++layer) {
+    std::vector<std::pair<float, uint32_t>> order;
+    for (uint32_t group = 0; group < groups; ++group) {
+      const bool always = group == 0 || group + kNewestGroups >= groups;
+      order.emplace_back(always ? std::numeric_limits<float>::infinity() : heat(group, layer),
+                         group);
+    }
+    const uint32_t count = std::min(groups, pinned_groups(layer));
+    std::ranges::partial_sort(order, order.begin() + count, std::ranges::greater());
+    for (uint32_t i = 0; i < count; ++i) hottest_[layer][order[i].second] = 1;
+  }
 }
 
 }  // namespace hifc::cache

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/function_ref.h"
 #include "kv/layout.h"
 #include "kv/shape.h"
 
@@ -30,6 +31,12 @@ class Placement {
 
   void plan(const PlacementInput& input);
 
+  // Pins other groups than the earliest ones in the full-attention layers, as many: those with the
+  // most heat (heat(group, layer)), the first one and the newest ones.
+  using Heat = FunctionRef<float(uint32_t group, uint32_t layer)>;
+  void pin_hottest(uint32_t groups, Heat heat);
+  void pin_earliest() { hottest_.clear(); }
+
   // Whether the block should stay in memory once its group is on flash.
   bool wanted(uint32_t group, uint32_t layer) const;
 
@@ -43,6 +50,9 @@ class Placement {
   uint32_t window_blocks(uint32_t layer, uint32_t groups) const;
   uint64_t layer_bytes(uint32_t layer) const { return block_bytes_[layer]; }
   uint32_t layers_within(uint64_t bytes) const;
+  uint32_t pinned_groups(uint32_t layer) const {
+    return pinned_groups_ + (full_rank_[layer] < pinned_remainder_ ? 1 : 0);
+  }
 
   kv::ModelShape shape_;
   uint32_t block_tokens_;
@@ -51,8 +61,9 @@ class Placement {
   std::vector<uint32_t> full_rank_;    // [layer] index among the full-attention layers
   uint64_t full_bytes_ = 0;            // of a group in the full-attention layers
   uint32_t length_ = 0;
-  uint32_t pinned_groups_ = 0;     // in every full-attention layer
-  uint32_t pinned_remainder_ = 0;  // the first so many full layers hold one group more
+  uint32_t pinned_groups_ = 0;                 // in every full-attention layer
+  uint32_t pinned_remainder_ = 0;              // the first so many full layers hold one group more
+  std::vector<std::vector<uint8_t>> hottest_;  // [layer][group]; empty: the earliest are pinned
   bool window_pinned_ = true;
   uint64_t staging_bytes_ = 0;
 };

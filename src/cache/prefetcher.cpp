@@ -25,19 +25,31 @@ void Prefetcher::begin_step(uint32_t position, uint32_t position_end, uint32_t g
 void Prefetcher::begin_layer(uint32_t layer) {
   layer_ = layer;
   cursor_ = {};
+}
+
+void Prefetcher::count_wanted() {
   if (!tiers_.has_cold()) return;
-  for (uint32_t g = placement_.first_visible_group(layer, position_); g < groups_end_; ++g) {
-    const Block& block = sequence_.groups[g].blocks[layer];
+  for (uint32_t g = placement_.first_visible_group(layer_, position_); g < groups_end_; ++g) {
+    const Block& block = sequence_.groups[g].blocks[layer_];
+    if (!selected(layer_, g)) continue;
     const bool staged = block.state == Block::State::kStaged;
     statistics_.blocks_on_time += staged ? 1 : 0;
     statistics_.blocks_wanted +=
-        staged || block.state == Block::State::kLoading || fetchable(layer, g) ? 1 : 0;
+        staged || block.state == Block::State::kLoading || fetchable(layer_, g) ? 1 : 0;
   }
+}
+
+bool Prefetcher::selected(uint32_t layer, uint32_t group) const {
+  if (selector_ == nullptr || !selector_->applies_to(layer)) return true;
+  const uint32_t pages = layout_.exact.pages();
+  for (uint32_t page = group * pages; page < (group + 1) * pages; ++page)
+    if (selector_->reads(layer, page)) return true;
+  return false;
 }
 
 bool Prefetcher::fetchable(uint32_t layer, uint32_t group) const {
   const Group& candidate = sequence_.groups[group];
-  return candidate.stage == Group::Stage::kStored &&
+  return selected(layer, group) && candidate.stage == Group::Stage::kStored &&
          candidate.blocks[layer].state == Block::State::kAbsent;
 }
 
@@ -138,6 +150,14 @@ uint32_t Prefetcher::pump() {
       ++issued;
     }
   }
+  return issued;
+}
+
+uint32_t Prefetcher::fetch(std::span<const uint32_t> groups) {
+  uint32_t issued = 0;
+  for (const uint32_t group : groups)
+    if (fetchable(layer_, group) && residency_.stage(group, layer_) && submit(layer_, {group}))
+      ++issued;
   return issued;
 }
 

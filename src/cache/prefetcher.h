@@ -6,10 +6,12 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "base/result.h"
+#include "cache/page_selector.h"
 #include "cache/residency.h"
 #include "cache/sequence.h"
 #include "tier/tiers.h"
@@ -38,14 +40,23 @@ class Prefetcher {
   // The step reads groups [0, groups_end) of each layer for queries at [position, position_end);
   // the next one is expected to go on from there.
   void begin_step(uint32_t position, uint32_t position_end, uint32_t groups_end);
+  // From now on only groups that have pages which it reads are read, in layers it applies to; null:
+  // all. It must outlive its use.
+  void select_by(const PageSelector* selector) { selector_ = selector; }
   // `layer` is about to be computed: it comes before everything read ahead.
   void begin_layer(uint32_t layer);
+  // Counts what the running layer wants and what of it has come.
+  void count_wanted();
 
   // Goes back to `group` of the running layer: blocks may have been evicted behind the read-ahead.
   void rewind(uint32_t group) { cursor_ = {.ahead = 0, .group = group}; }
 
   // Issues reads while there is room for them. Returns how many it issued.
   uint32_t pump();
+
+  // Reads these groups (ascending) of the running layer before anything else, as far as there are
+  // frames. Returns how many it issued.
+  uint32_t fetch(std::span<const uint32_t> groups);
 
   uint32_t in_flight() const { return in_flight_; }
   // Waits until no read is in flight.
@@ -63,6 +74,7 @@ class Prefetcher {
   bool issue_at(uint32_t layer, uint32_t group);
   std::vector<uint32_t> run_at(uint32_t layer, uint32_t group) const;
   bool fetchable(uint32_t layer, uint32_t group) const;
+  bool selected(uint32_t layer, uint32_t group) const;
   // Reads staged blocks; false, and nothing is staged any more, when the ring is full.
   bool submit(uint32_t layer, std::vector<uint32_t> run);
   void finish(uint32_t layer, const std::vector<uint32_t>& run, const Result<void>& outcome);
@@ -76,6 +88,7 @@ class Prefetcher {
   Residency& residency_;
   const Placement& placement_;
   PrefetchStatistics statistics_;
+  const PageSelector* selector_ = nullptr;
   uint32_t in_flight_ = 0;
   // Reads of an earlier epoch were given up; they may end later than this object.
   std::shared_ptr<uint64_t> epoch_ = std::make_shared<uint64_t>(0);

@@ -123,10 +123,10 @@ void Residency::drop_staged() {
       if (block.state == Block::State::kStaged) drop(block);
 }
 
-void Residency::make_room(uint32_t layer, uint32_t first, uint32_t last) {
-  const Kept kept{.layer = layer, .first_group = first, .last_group = last};
+void Residency::make_room(uint32_t layer, std::span<const uint32_t> groups) {
+  const Kept kept{.layer = layer, .groups = groups};
   std::vector<tier::FrameId> taken;
-  for (uint32_t g = first; g < last; ++g) {
+  for (const uint32_t g : groups) {
     if (sequence_.groups[g].blocks[layer].state != Block::State::kAbsent) continue;
     const size_t bytes = layout_.sealed[layer].bytes_of(g);
     auto frame = tiers_.acquire(tier::Tier::kWarm, bytes);
@@ -143,7 +143,7 @@ bool Residency::evict_one(Kept kept) {
     for (size_t g = sequence_.groups.size(); g-- > 0;) {
       Group& group = sequence_.groups[g];
       if (group.stage != Group::Stage::kStored) continue;
-      const bool in_kept = g >= kept.first_group && g < kept.last_group;
+      const bool in_kept = std::ranges::binary_search(kept.groups, static_cast<uint32_t>(g));
       for (size_t layer = group.blocks.size(); layer-- > 0;) {
         if (group.blocks[layer].state != state || (in_kept && layer == kept.layer)) continue;
         drop(group.blocks[layer]);

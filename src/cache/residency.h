@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 
 #include "base/result.h"
 #include "cache/placement.h"
@@ -48,15 +49,16 @@ class Residency {
 
   // Frees every stored block that the placement no longer wants.
   void trim();
-  // Makes room for the absent blocks of groups [first, last) of one layer, at the cost of any other
-  // stored block; nothing may be in flight.
-  void make_room(uint32_t layer, uint32_t first, uint32_t last);
+  // Makes room for the absent blocks of some groups (ascending) of one layer, at the cost of any
+  // other stored block; nothing may be in flight.
+  void make_room(uint32_t layer, std::span<const uint32_t> groups);
   // Frees blocks that were read ahead; none may be in flight.
   void drop_staged();
 
  private:
   struct Kept {  // blocks not to evict
-    uint32_t layer = 0, first_group = 0, last_group = 0;
+    uint32_t layer = 0;
+    std::span<const uint32_t> groups = {};
   };
   bool evict_one(Kept kept);
   std::optional<tier::FrameId> take(size_t bytes, tier::Part part);

@@ -14,7 +14,7 @@ struct Block {
   enum class State : uint8_t {
     kAbsent,    // in no frame: on flash, or not yet computed
     kLoading,   // a read into `frame` is in flight
-    kStaged,    // read, not yet verified nor used
+    kStaged,    // read, not yet used
     kResident,  // in `frame`, good to use
   };
   State state = State::kAbsent;
@@ -23,6 +23,7 @@ struct Block {
   // in `frame` too and used from there.
   tier::FrameId exact = tier::kNoFrame;
   uint32_t sealed_pages = 0;
+  bool verified = false;  // since it was read
 
   bool is_exact(uint32_t page) const { return exact != tier::kNoFrame && page >= sealed_pages; }
   // Where new tokens go.

@@ -10,6 +10,7 @@
 namespace hifc::cache {
 namespace {
 
+using kernels::kSplitPages;
 using kernels::kSplitTokens;
 
 // Up to here every split keeps partials of its own, which makes (split, KV head) the unit of work:
@@ -78,12 +79,21 @@ kernels::Partials TieredAttention::state(uint32_t kv_head, uint32_t row) {
 
 kernels::Partials TieredAttention::split_partials(uint32_t split, uint32_t kv_head) {
   const size_t index = size_t{split - first_split_} * shape_.kv_heads + kv_head;
-  float* base = partials_.data() + index * rows_ * (shape_.head_dim + 2);
-  return {.max = base, .sum = base + rows_, .o = base + 2 * size_t{rows_}};
+  float* base = partials_.data() + index * rows_ * (shape_.head_dim + 2 + kSplitPages);
+  float* page_sum = base + 2 * size_t{rows_};
+  return {.max = base,
+          .sum = base + rows_,
+          .o = weights_only_ ? nullptr : page_sum + size_t{rows_} * kSplitPages,
+          .page_sum = page_weights_ != nullptr ? page_sum : nullptr};
 }
 
 uint32_t TieredAttention::scratch_rows() const {
   return std::max(kFewRows, tile_rows());
+}
+
+uint32_t TieredAttention::last_split(uint32_t kv_head) const {
+  if (gathered_ == nullptr) return last_split_;
+  return (gathered_[kv_head] + kSplitTokens - 1) / kSplitTokens;
 }
 
 uint32_t TieredAttention::tiles() const {
@@ -102,11 +112,20 @@ void TieredAttention::begin(const LayerInput& input, const Span& span) {
   window_ = shape_.window[input.layer];
   first_split_ = span.first_split, last_split_ = span.last_split;
   few_ = rows_ <= kFewRows;
+  page_weights_ = span.page_weights, weights_only_ = span.weights_only, gathered_ = span.gathered;
+  HIFC_CHECK(few_ || (page_weights_ == nullptr && !weights_only_ && gathered_ == nullptr));
+  if (page_weights_ != nullptr) {
+    const uint32_t pages = (last_split_ - first_split_) * kSplitPages;
+    page_weights_->rows = rows_, page_weights_->pages = pages;
+    page_weights_->max.resize(size_t{shape_.kv_heads} * rows_);
+    page_weights_->weight.resize(page_weights_->max.size() * pages);
+  }
   fresh_ = true;
   q_.resize(size_t{shape_.kv_heads} * rows_ * shape_.head_dim);
   state_.resize(size_t{shape_.kv_heads} * rows_ * (shape_.head_dim + 2));
   if (few_) {
-    partials_.resize(size_t{last_split_ - first_split_} * state_.size());
+    partials_.resize(size_t{last_split_ - first_split_} * shape_.kv_heads * rows_ *
+                     (shape_.head_dim + 2 + kSplitPages));
     for (uint32_t h = 0; h < shape_.kv_heads; ++h) pack_rows(h, 0, rows_);
     return;
   }
@@ -142,6 +161,14 @@ void TieredAttention::row_ranges(uint32_t split, uint32_t first, uint32_t count,
   }
 }
 
+void TieredAttention::few_ranges(uint32_t split, uint32_t kv_head, uint32_t* begin,
+                                 uint32_t* end) const {
+  if (gathered_ == nullptr) return row_ranges(split, 0, rows_, begin, end);
+  const uint32_t tokens = gathered_[kv_head], before = split * kSplitTokens;
+  std::fill_n(begin, rows_, 0u);
+  std::fill_n(end, rows_, std::min(tokens - std::min(tokens, before), kSplitTokens));
+}
+
 bool TieredAttention::split_visible(uint32_t split, uint32_t first, uint32_t count) const {
   const uint32_t origin = split * kSplitTokens;
   const uint32_t first_after = position_ + first / group_size_ + 1;
@@ -151,31 +178,35 @@ bool TieredAttention::split_visible(uint32_t split, uint32_t first, uint32_t cou
 }
 
 void TieredAttention::compute(std::span<const uint32_t> splits, PageSource pages) {
-  few_ ? compute_few(splits, pages) : compute_many(splits, pages);
+  if (!few_) return compute_many(splits, pages);
+  parts_.clear();
+  for (const uint32_t split : splits)
+    for (uint32_t h = 0; h < shape_.kv_heads; ++h) parts_.push_back({.split = split, .kv_head = h});
+  compute(parts_, pages);
 }
 
 void TieredAttention::attend(const kernels::SplitPages& pages, const kernels::QueryRows& rows,
                              const Scratch& scratch, const kernels::Partials& out) const {
-  const bool prompt = kind_ == StepKind::kPrompt;
+  const bool prompt = kind_ == StepKind::kPrompt && !weights_only_;
   const auto kernel = prompt ? kernels_.attend_split_prompt : kernels_.attend_split;
   kernel(head_, pages, rows, scratch.kernel, out);
 }
 
-void TieredAttention::compute_few(std::span<const uint32_t> splits, PageSource pages) {
-  const uint32_t kv_heads = shape_.kv_heads;
+void TieredAttention::compute(std::span<const Part> parts, PageSource pages) {
+  HIFC_CHECK(few_);
   const auto task = [&](uint32_t index, uint32_t thread) {
-    const uint32_t split = splits[index / kv_heads], h = index % kv_heads;
+    const auto [split, h] = parts[index];
     Scratch scratch = this->scratch(thread);
-    row_ranges(split, 0, rows_, scratch.begin, scratch.end);
+    few_ranges(split, h, scratch.begin, scratch.end);
     const kernels::QueryRows rows{.count = rows_,
                                   .q = q_.data() + size_t{h} * rows_ * shape_.head_dim,
                                   .begin = scratch.begin,
                                   .end = scratch.end};
     attend(pages(split, h), rows, scratch, split_partials(split, h));
   };
-  const auto count = static_cast<uint32_t>(splits.size()) * kv_heads;
+  const auto count = static_cast<uint32_t>(parts.size());
   // Waking the pool costs more than one split of few rows.
-  if (splits.size() > 1) return parallel_.run(count, task);
+  if (count > shape_.kv_heads) return parallel_.run(count, task);
   for (uint32_t index = 0; index < count; ++index) task(index, 0);
 }
 
@@ -207,9 +238,29 @@ void TieredAttention::compute_many(std::span<const uint32_t> splits, PageSource 
   fresh_ = false;
 }
 
+// Before partials are merged into each other's places.
+void TieredAttention::weigh_pages(uint32_t kv_head) {
+  for (uint32_t row = 0; row < rows_; ++row) {
+    float max = -std::numeric_limits<float>::infinity();
+    const uint32_t last_split = this->last_split(kv_head);
+    for (uint32_t split = first_split_; split < last_split; ++split)
+      max = std::max(max, split_partials(split, kv_head).max[row]);
+    const size_t index = size_t{kv_head} * rows_ + row;
+    page_weights_->max[index] = max;
+    float* weight = page_weights_->weight.data() + index * page_weights_->pages;
+    std::fill_n(weight, page_weights_->pages, 0.0f);
+    for (uint32_t split = first_split_; split < last_split; ++split, weight += kSplitPages) {
+      const kernels::Partials partials = split_partials(split, kv_head);
+      const float scale = partials.sum[row] == 0 ? 0 : std::exp(partials.max[row] - max);
+      for (uint32_t page = 0; page < kSplitPages; ++page)
+        weight[page] = partials.page_sum[row * kSplitPages + page] * scale;
+    }
+  }
+}
+
 void TieredAttention::merge_few(uint32_t kv_head) {
   const kernels::Partials into = split_partials(first_split_, kv_head);
-  for (uint32_t split = first_split_ + 1; split < last_split_; ++split)
+  for (uint32_t split = first_split_ + 1; split < last_split(kv_head); ++split)
     kernels_.merge(shape_.head_dim, rows_, into, split_partials(split, kv_head));
 }
 
@@ -219,7 +270,9 @@ void TieredAttention::write_out(uint32_t kv_head, uint32_t first, uint32_t count
     kernels::Partials from = state(kv_head, row);
     if (few_) {
       from = split_partials(first_split_, kv_head);
-      from = {from.max + row, from.sum + row, from.o + size_t{row} * shape_.head_dim};
+      from = {.max = from.max + row,
+              .sum = from.sum + row,
+              .o = from.o + size_t{row} * shape_.head_dim};
     }
     float* out =
         input_.out + (size_t{token} * shape_.query_heads + kv_head * group_size_) * shape_.head_dim;
@@ -233,6 +286,8 @@ void TieredAttention::finish() {
   const uint32_t kv_heads = shape_.kv_heads;
   if (few_) {
     const auto task = [&](uint32_t h, uint32_t) {
+      if (page_weights_ != nullptr) weigh_pages(h);
+      if (weights_only_) return;
       merge_few(h);
       write_out(h, 0, tokens_);
     };

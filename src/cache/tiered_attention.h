@@ -37,6 +37,18 @@ struct LayerInput {
   float softcap = 0.0f;
 };
 
+// What each page has of each query row's attention: of a row, in units of exp(max).
+struct PageWeights {
+  uint32_t rows = 0;  // of a KV head
+  uint32_t pages = 0;
+  std::vector<float> max;     // [kv_head][row]; -infinity where the row saw nothing
+  std::vector<float> weight;  // [kv_head][row][page]
+
+  std::span<const float> of(uint32_t kv_head, uint32_t row) const {
+    return std::span(weight).subspan((size_t{kv_head} * rows + row) * pages, pages);
+  }
+};
+
 // What a step computes. Where the kernels round prompts in their own way, a token's bits depend on
 // this, and on nothing else about its step.
 enum class StepKind : uint8_t { kGeneration, kPrompt };
@@ -53,11 +65,24 @@ class TieredAttention {
     uint32_t position = 0, tokens = 0;  // queries at [position, position + tokens)
     uint32_t first_split = 0, last_split = 0;
     kv::LayerCodecs codecs;  // of the layer: K and V that they rotate are rotated in all pages
+    // finish() writes it, pages from the first split's on; of few rows (any_order()) alone. Null:
+    // not asked for.
+    PageWeights* page_weights = nullptr;
+    // K alone is looked at, and no output written.
+    bool weights_only = false;
+    // [kv_head] tokens, or null. Where they are given, splits are not of positions but of so many
+    // tokens for a KV head, which all queries see: pages gathered from anywhere.
+    const uint32_t* gathered = nullptr;
   };
   // Splits [first, last) will come.
   void begin(const LayerInput& input, const Span& span);
   bool any_order() const { return few_; }
   void compute(std::span<const uint32_t> splits, PageSource pages);
+  // One KV head's part of a split; of few rows alone. Each comes once, in any order.
+  struct Part {
+    uint32_t split = 0, kv_head = 0;
+  };
+  void compute(std::span<const Part> parts, PageSource pages);
   void finish();
 
  private:
@@ -65,9 +90,10 @@ class TieredAttention {
   void pack_rows(uint32_t kv_head, uint32_t first, uint32_t count);
   void row_ranges(uint32_t split, uint32_t first, uint32_t count, uint32_t* begin,
                   uint32_t* end) const;
+  void few_ranges(uint32_t split, uint32_t kv_head, uint32_t* begin, uint32_t* end) const;
   bool split_visible(uint32_t split, uint32_t first, uint32_t count) const;
-  void compute_few(std::span<const uint32_t> splits, PageSource pages);
   void compute_many(std::span<const uint32_t> splits, PageSource pages);
+  void weigh_pages(uint32_t kv_head);
   void merge_few(uint32_t kv_head);
   void write_out(uint32_t kv_head, uint32_t first, uint32_t count);
   kernels::Partials state(uint32_t kv_head, uint32_t row);
@@ -76,6 +102,7 @@ class TieredAttention {
   void attend(const kernels::SplitPages& pages, const kernels::QueryRows& rows,
               const Scratch& scratch, const kernels::Partials& out) const;
   uint32_t tiles() const;
+  uint32_t last_split(uint32_t kv_head) const;
   uint32_t tile_rows() const { return kernels_.tile_rows; }
   uint32_t scratch_rows() const;  // the most of one kernel call
 
@@ -92,11 +119,16 @@ class TieredAttention {
   bool few_ = true;
   StepKind kind_ = StepKind::kGeneration;
   kv::LayerCodecs layer_codecs_;
+  PageWeights* page_weights_ = nullptr;
+  bool weights_only_ = false;
+  const uint32_t* gathered_ = nullptr;
   bool fresh_ = true;  // no wave has been merged yet
 
-  std::vector<float> q_;         // [kv_head][row][head_dim]; row = token * group_size + query head
-  std::vector<float> state_;     // [kv_head]{max[row], sum[row], o[row][head_dim]}
-  std::vector<float> partials_;  // few: [split][kv_head]{max[row], sum[row], o[row][head_dim]}
+  std::vector<Part> parts_;
+  std::vector<float> q_;      // [kv_head][row][head_dim]; row = token * group_size + query head
+  std::vector<float> state_;  // [kv_head]{max[row], sum[row], o[row][head_dim]}
+  // Few: [split][kv_head]{max[row], sum[row], page_sum[row][kSplitPages], o[row][head_dim]}
+  std::vector<float> partials_;
   std::vector<std::vector<std::byte>> scratch_;  // [thread]
 };
 

@@ -40,7 +40,10 @@ std::string default_flash_path() {
 
 // block_tokens as configured, or the most tokens whose K and V fit in block_bytes.
 Result<uint32_t> block_tokens(const Config& config, const kv::ModelShape& shape) {
-  if (!config.block_bytes) return config.block_tokens.value_or(kDefaultBlockTokens);
+  // What sparse attention selects are pages.
+  const uint32_t standard =
+      config.attention == AttentionMode::kSparse ? kv::kPageTokens : kDefaultBlockTokens;
+  if (!config.block_bytes) return config.block_tokens.value_or(standard);
   const uint64_t token_bytes = uint64_t{4} * shape.kv_heads * shape.head_dim;
   uint64_t tokens = *config.block_bytes / token_bytes;
   if (tokens >= 256)
@@ -83,6 +86,7 @@ class Planner {
         cache::KvCache::bytes_for_all(budget_.layout, budget_.context_tokens, wanted_ubatch()));
     plan_flash();
     plan_hot();
+    HIFC_TRY(plan_statistics());
     plan_warm();
     plan_ubatch();
     HIFC_TRY(check_minimum());
@@ -129,10 +133,22 @@ class Planner {
     budget_.hot_bytes = std::min(hot, most);
   }
 
+  Result<void> plan_statistics() {
+    if (config_.attention == AttentionMode::kExact) return {};
+    const uint32_t pages = (budget_.context_tokens + kv::kPageTokens - 1) / kv::kPageTokens;
+    budget_.statistics_bytes = cache::PageSelector::bytes(shape_, pages);
+    if (!config_.warm_cache_size || *config_.warm_cache_size >= budget_.statistics_bytes) return {};
+    return failure(Code::kInvalid,
+                   fmt::format("warm_cache_size {} is below the {} that sparse attention keeps "
+                               "about {} tokens",
+                               format_size(*config_.warm_cache_size),
+                               format_size(budget_.statistics_bytes), budget_.context_tokens));
+  }
+
   // Automatic: what streaming needs over flash, and whatever hot does not hold without flash.
   void plan_warm() {
     if (config_.warm_cache_size) {
-      budget_.warm_bytes = std::min(*config_.warm_cache_size,
+      budget_.warm_bytes = std::min(*config_.warm_cache_size - budget_.statistics_bytes,
                                     2 * budget_.memory_bytes_at_limit + round_up(least_bytes()));
       return;
     }

@@ -19,6 +19,9 @@ struct Budget {
   uint32_t ubatch_tokens = 0;   // tokens of a prefill chunk, to begin with
   uint64_t hot_bytes = 0;
   uint64_t warm_bytes = 0;
+  // Of sparse attention: sketches of pages and histories. On top of hot_bytes and warm_bytes, but
+  // part of a warm_cache_size that was given.
+  uint64_t statistics_bytes = 0;
   bool flash = false;
   std::string flash_path;
   uint64_t flash_bytes = 0;

@@ -29,6 +29,16 @@ io::RingOptions ring_options(const Config& config) {
   return options;
 }
 
+cache::SparseOptions sparse_options(const Config& config) {
+  return {.enabled = config.attention == AttentionMode::kSparse,
+          .mass = config.mass,
+          .page_budget = config.page_budget,
+          .bound = config.mass_bound,
+          .predictor = config.predictor,
+          .on_miss = config.on_miss,
+          .miss_deadline_ns = uint64_t{config.miss_deadline} * 1'000'000};
+}
+
 }  // namespace
 
 struct Engine::Batch : TokenBatch {
@@ -61,6 +71,8 @@ Result<std::unique_ptr<Engine>> Engine::create(const Model& model, ThreadPool& p
   if (options.config.deterministic && kv::lossy(codecs))
     return failure(Code::kInvalid, fmt::format("deterministic needs policy f16, but it is '{}'",
                                                options.config.policy));
+  if (options.config.deterministic && options.config.attention != AttentionMode::kExact)
+    return failure(Code::kInvalid, "deterministic needs attention exact, but it is 'sparse'");
   HIFC_ASSIGN(Budget budget,
               plan_budget(options.config, model.shape(), codecs, model.context_tokens()));
   std::unique_ptr<Engine> engine(
@@ -129,6 +141,7 @@ Result<void> Engine::create_cache() {
                                               .codecs = codecs_,
                                               .fingerprint = fingerprint_,
                                               .prefetch = prefetch,
+                                              .sparse = sparse_options(options_.config),
                                               .cancelled = options_.cancelled},
                                              *tiers_, *kernels, pool_, clock_));
   return {};

@@ -88,10 +88,12 @@ class Engine {
   // Leaves everything on flash, durably, for a later resume().
   Result<void> save() { return cache_->save(); }
 
+  const Config& config() const { return options_.config; }
   const Budget& budget() const { return budget_; }
   const Model& model() const { return model_; }
   const kv::CodecPolicy& codecs() const { return codecs_; }  // [layer]
   cache::CacheStatistics cache_statistics() const { return cache_->statistics(); }
+  const cache::SkippedMass* skipped() const { return cache_->skipped(); }
   const EngineStatistics& statistics() const { return statistics_; }
   tier::Tiers& tiers() { return *tiers_; }
 

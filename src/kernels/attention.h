@@ -64,6 +64,8 @@ struct Partials {
   float* max = nullptr;  // [count]
   float* sum = nullptr;  // [count]
   float* o = nullptr;    // [count][head_dim], not yet divided by sum
+  // [count][kSplitPages], or null: what each page has of `sum`. Only attend_split writes it.
+  float* page_sum = nullptr;
 };
 
 // kAmx: AVX-512, and AMX tiles of BF16 for encoded pages and for prompts (Sapphire Rapids and
@@ -79,7 +81,8 @@ struct Kernels {
   size_t (*scratch_bytes)(const HeadParameters&, uint32_t rows) = nullptr;
 
   // Partials of all rows over one split; overwrites `out`. Few rows (decode): pages are converted
-  // in registers. Many rows (prefill): each page is decoded once into scratch.
+  // in registers. Many rows (prefill): each page is decoded once into scratch. Where out.o is null,
+  // weights alone are computed and no page of V is looked at.
   void (*attend_split)(const HeadParameters&, const SplitPages&, const QueryRows&,
                        std::byte* scratch, const Partials& out) = nullptr;
 

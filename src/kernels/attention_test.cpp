@@ -321,6 +321,64 @@ void expect_matches_reference(const Kernels& kernels, const HeadParameters& head
   }
 }
 
+// What each page has of a row's weights.
+std::vector<float> page_sums(const Kernels& kernels, const HeadParameters& head,
+                             const SplitPages& pages, const Rows& rows, float* o, State& state) {
+  std::vector<float> sums(size_t{rows.count()} * kSplitPages, -7.0f);
+  Partials out = state.view();
+  out.o = o, out.page_sum = sums.data();
+  Buffer<std::byte> scratch(kernels.scratch_bytes(head, rows.count()), std::byte{0xff});
+  kernels.attend_split(head, pages, rows.view(), scratch.data(), out);
+  return sums;
+}
+
+double reference_page_sum(const HeadParameters& head, const Pages& pages, const Rows& rows,
+                          uint32_t row, uint32_t page) {
+  const Reference all = reference(head, pages, rows, row);
+  Rows part = rows;
+  part.begin[row] = std::max(rows.begin[row], page * kPage);
+  part.end[row] = std::min(rows.end[row], (page + 1) * kPage);
+  const Reference some = reference(head, pages, part, row);
+  return some.sum == 0 ? 0 : some.sum * std::exp(some.max - all.max);
+}
+
+TEST(AttentionKernels, TellWhatEachPageHasOfTheWeights) {
+  for (const Kernels* kernels : available_kernels())
+    for (const Codings& codings : {Codings{}, all_of(Codec::kI2, Codec::kI2)})
+      for (const Visible visible : kAllVisible)
+        for (const uint32_t count : {1u, 3u, 8u}) {
+          SCOPED_TRACE(std::string(to_string(kernels->isa)) + describe(codings));
+          const HeadParameters head = head_of(64);
+          const Pages pages(64, 5, codings);
+          const Rows rows = make_rows(count, 64, visible);
+          State state(count, 64);
+          const auto sums = page_sums(*kernels, head, pages.view(), rows, state.o.data(), state);
+          for (uint32_t row = 0; row < count; ++row)
+            for (uint32_t page = 0; page < kSplitPages; ++page)
+              EXPECT_NEAR(static_cast<double>(sums[row * kSplitPages + page]),
+                          reference_page_sum(head, pages, rows, row, page), 1e-4);
+        }
+}
+
+TEST(AttentionKernels, WeighWithoutV) {
+  for (const Kernels* kernels : available_kernels())
+    for (const Codings& codings : all_codings())
+      for (const Visible visible : kAllVisible) {
+        SCOPED_TRACE(std::string(to_string(kernels->isa)) + describe(codings));
+        const HeadParameters head = head_of(96);
+        const Pages pages(96, 5, codings);
+        const Rows rows = make_rows(3, 96, visible);
+        State whole(3, 96), weights(3, 96);
+        const auto expected = page_sums(*kernels, head, pages.view(), rows, whole.o.data(), whole);
+        SplitPages k_only = pages.view();
+        k_only.v.fill({}), k_only.sink_v = nullptr;
+        const auto sums = page_sums(*kernels, head, k_only, rows, nullptr, weights);
+        EXPECT_EQ(bits(sums), bits(expected));
+        EXPECT_EQ(bits(weights.max), bits(whole.max));
+        EXPECT_EQ(bits(weights.sum), bits(whole.sum));
+      }
+}
+
 TEST(AttentionKernels, MatchTheReference) {
   for (const Kernels& kernels : available_algorithms())
     for (const uint32_t head_dim : {16u, 64u, 80u, 96u, 128u, 256u}) {

@@ -108,6 +108,17 @@ HWY_INLINE float weigh_row(float* scores, Range range, float max) {
   return hn::GetLane(hn::SumOfLanes(d, sum));
 }
 
+// The weights of each page of a row, added.
+HWY_INLINE void sum_pages(const float* weights, float* sums) {
+  const FloatTag d;
+  for (uint32_t page = 0; page < kSplitPages; ++page) {
+    FloatVector sum = hn::Zero(d);
+    for (uint32_t t = 0; t < kv::kPageTokens; t += static_cast<uint32_t>(hn::Lanes(d)))
+      sum = hn::Add(sum, hn::LoadU(d, weights + page * kv::kPageTokens + t));
+    sums[page] = hn::GetLane(hn::SumOfLanes(d, sum));
+  }
+}
+
 // Turns one row's dot products with the kSplitTokens tokens into scores, and returns the maximum.
 HWY_INLINE float score_row(float* scores, Range range, const HeadParameters& head) {
   if (range.empty()) return kMinusInfinity;

@@ -118,6 +118,9 @@ inline void softmax_rows(const Split& split) {
   for (uint32_t row = 0; row < rows.count; ++row)
     split.out.sum[row] =
         weigh_row(split.scores + row * kSplitTokens, row_range(rows, row), split.out.max[row]);
+  if (split.out.page_sum == nullptr) return;
+  for (uint32_t row = 0; row < rows.count; ++row)
+    sum_pages(split.scores + row * kSplitTokens, split.out.page_sum + row * kSplitPages);
 }
 
 // Nobody has prefetched the split's first page. One of F16 is large enough for the processor to
@@ -138,7 +141,6 @@ template <Units kUnits>
 void attend_split(const HeadParameters& head, const SplitPages& pages, const QueryRows& rows,
                   std::byte* scratch, const Partials& out) {
   HIFC_DCHECK(head.head_dim % 16 == 0 && head.head_dim <= kv::kHeadDimMax);
-  std::fill_n(out.o, size_t{rows.count} * head.head_dim, 0.0f);
   float* decoded = reinterpret_cast<float*>(scratch);
   const Split split{.head = head,
                     .pages = pages,
@@ -148,10 +150,16 @@ void attend_split(const HeadParameters& head, const SplitPages& pages, const Que
                     .packed = scratch + scratch_bytes(head, rows.count),
                     .out = out};
   const SeenPages seen(rows);
+  const bool weights_only = out.o == nullptr;
   prefetch_first(pages, head, seen);
-  for (uint32_t i = 0; i < seen.count; ++i)
-    multiply_page<kUnits, Side::kK>(split, seen.index[i], after<Side::kK>(pages, head, seen, i));
+  for (uint32_t i = 0; i < seen.count; ++i) {
+    const bool last = weights_only && i + 1 == seen.count;
+    multiply_page<kUnits, Side::kK>(split, seen.index[i],
+                                    last ? NextPage{} : after<Side::kK>(pages, head, seen, i));
+  }
   softmax_rows(split);
+  if (weights_only) return;
+  std::fill_n(out.o, size_t{rows.count} * head.head_dim, 0.0f);
   for (uint32_t i = 0; i < seen.count; ++i)
     multiply_page<kUnits, Side::kV>(split, seen.index[i], after<Side::kV>(pages, head, seen, i));
 }
