@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <memory>
 
@@ -16,6 +17,11 @@ namespace {
 
 using Json = BenchReport::Json;
 using engine::ReferenceMode;
+
+constexpr TraceKind kTraceRound{.track = "engine",
+                                .category = "bench",
+                                .name = "round",
+                                .arguments = {"hot_percent", "tokens"}};
 
 // One system whose decoding is timed.
 class Contender {
@@ -95,25 +101,35 @@ class LlamaContender final : public Contender {
 
 class DecodeBench {
  public:
-  explicit DecodeBench(const ModelBenchOptions& options) : options_(options), bench_(options) {}
+  explicit DecodeBench(ModelBenchOptions& options) : options_(options), bench_(options) {}
 
   Result<int> operator()() {
     // Longest first, so that each shorter one is a cut of what is there.
     contexts_ = options_.contexts;
     std::ranges::sort(contexts_, std::greater());
     const uint64_t most = contexts_.front() + (uint64_t{options_.rounds} + 1) * options_.tokens;
+    HIFC_TRY(options_.trace.start());
     HIFC_TRY(bench_.prepare(most));
     HIFC_TRY(make_llama(static_cast<uint32_t>(most)));
     BenchReport report("decode", bench_.parameters());
+    const auto measured = measure_all(report);
+    const auto traced =
+        options_.trace.write(fmt::format("hifc bench decode -m {}", options_.model));
+    HIFC_TRY(measured);
+    HIFC_TRY(traced);
+    return publish(report, options_.output);
+  }
+
+ private:
+  Result<void> measure_all(BenchReport& report) {
     for (const uint32_t context : contexts_) {
       HIFC_TRY(make_hifc(context));
       HIFC_TRY(measure(context));
       HIFC_TRY(add_rows(report, context));
     }
-    return publish(report, options_.output);
+    return {};
   }
 
- private:
   Result<void> make_hifc(uint32_t context) {
     std::vector<double> ratios = options_.hot_ratios;
     // The roofline needs the time of the same decode with everything hot.
@@ -167,12 +183,21 @@ class DecodeBench {
     auto* hifc = dynamic_cast<HifcContender*>(&contender);
     const auto before = hifc != nullptr ? hifc->snapshot() : HifcContender::Snapshot{};
     const uint64_t start_ns = bench_.clock.now_ns();
-    for (uint32_t i = 0; i < options_.tokens; ++i)
-      HIFC_TRY(contender.decode(bench_.tokens[next + i]));
+    HIFC_TRY(decode(contender, next));
     const double ms = milliseconds(bench_.clock.now_ns() - start_ns) / options_.tokens;
     if (!counts) return {};
     contender.ms.push_back(ms);
     if (hifc != nullptr) hifc->add(before, options_.tokens);
+    return {};
+  }
+
+  Result<void> decode(Contender& contender, size_t next) {
+    const auto* hifc = dynamic_cast<HifcContender*>(&contender);
+    const double hot = hifc != nullptr ? hifc->hot_ratio() : 1;
+    const TraceScope scope(hifc != nullptr ? options_.trace.trace() : nullptr, kTraceRound,
+                           {static_cast<uint64_t>(std::lround(100 * hot)), options_.tokens});
+    for (uint32_t i = 0; i < options_.tokens; ++i)
+      HIFC_TRY(contender.decode(bench_.tokens[next + i]));
     return {};
   }
 
@@ -254,7 +279,7 @@ class DecodeBench {
     return FioResult{.gbps = median(gbps), .core_s_per_gb = median(core_s)};
   }
 
-  const ModelBenchOptions& options_;
+  ModelBenchOptions& options_;
   ModelBench bench_;
   std::vector<uint32_t> contexts_;
   std::unique_ptr<LlamaContender> llama_fa_, llama_nofa_;
@@ -273,6 +298,7 @@ void add_bench_decode(CLI::App& bench, Action& chosen) {
   auto options = add_model_bench_options(*decode, {.contexts = {32, 512, 2048, 8000}, .rounds = 5});
   add_number(*decode, "--tokens", options->tokens, between(1u, 4096u),
              "Tokens decoded in each round");
+  options->trace.add_option(*decode);
   decode->callback([=, &chosen] { chosen = [=] { return DecodeBench(*options)(); }; });
 }
 

@@ -81,7 +81,8 @@ Result<std::unique_ptr<engine::Engine>> ModelBench::make_engine(const EngineSetu
                                 {.config = engine_config,
                                  .temporary_flash = temporary,
                                  .expected_tokens = setup.context,
-                                 .cancelled = &interrupted()});
+                                 .cancelled = &interrupted(),
+                                 .trace = options.trace.trace()});
 }
 
 Result<std::unique_ptr<engine::Reference>> ModelBench::make_reference(engine::ReferenceMode mode,

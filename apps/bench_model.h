@@ -11,6 +11,7 @@
 #include "apps/bench_report.h"
 #include "apps/options.h"
 #include "apps/scratch_directory.h"
+#include "apps/trace_file.h"
 #include "base/clock.h"
 #include "engine/engine.h"
 #include "engine/reference.h"
@@ -25,6 +26,7 @@ struct ModelBenchOptions {
   uint32_t rounds = 5;
   uint32_t tokens = 8;  // decoded by each contender in each round
   BenchOutput output;
+  TraceFile trace;  // of the commands that have the option
   std::unique_ptr<ConfigOptions> config;
 };
 

@@ -14,6 +14,7 @@
 #include "apps/options.h"
 #include "apps/progress.h"
 #include "apps/report.h"
+#include "apps/trace_file.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/text.h"
@@ -22,6 +23,8 @@
 
 namespace hifc::apps {
 namespace {
+
+constexpr TraceKind kTraceSample{.track = "engine", .category = "compute", .name = "sample"};
 
 struct RunOptions {
   std::string model;
@@ -32,16 +35,26 @@ struct RunOptions {
   bool quiet = false;
   bool ignore_end = false;
   std::string report;
+  TraceFile trace;
   engine::SamplerOptions sampler;
   std::unique_ptr<ConfigOptions> config;
 };
 
 class Run {
  public:
-  explicit Run(const RunOptions& options) : options_(options) {}
+  explicit Run(RunOptions& options) : options_(options) {}
 
   Result<int> operator()() {
     HIFC_TRY(prepare());
+    auto status = work();
+    const auto traced = options_.trace.write(fmt::format("hifc run -m {}", options_.model));
+    if (status && !traced) return std::unexpected(traced.error());
+    if (!traced) log_warn("{}", traced.error().message());
+    return status;
+  }
+
+ private:
+  Result<int> work() {
     auto outcome = generate();
     if (!outcome && outcome.error().code != Code::kCancelled)
       return std::unexpected(std::move(outcome).error());
@@ -51,7 +64,6 @@ class Run {
     return outcome ? kExitOk : kExitInterrupted;
   }
 
- private:
   Result<void> prepare() {
     HIFC_ASSIGN(const Config config, options_.config->resolve());
     run_.policy = config.policy;
@@ -60,6 +72,7 @@ class Run {
     HIFC_ASSIGN(std::string text, prompt_text());
     if (text.empty()) return failure(Code::kInvalid, "the prompt is empty");
     HIFC_TRY(check_report_path());
+    HIFC_TRY(options_.trace.start());
     HIFC_ASSIGN(model_, engine::Model::load(options_.model));
     run_.model_rss_bytes = resident_memory().now_bytes;
     HIFC_TRY(tokenize(std::move(text)));
@@ -70,7 +83,8 @@ class Run {
     HIFC_ASSIGN(engine_, engine::Engine::create(*model_, *pool_,
                                                 {.config = config,
                                                  .expected_tokens = tokens_.size(),
-                                                 .cancelled = &interrupted()}));
+                                                 .cancelled = &interrupted(),
+                                                 .trace = options_.trace.trace()}));
     return {};
   }
 
@@ -128,7 +142,7 @@ class Run {
   Result<void> generate() {
     start_ns_ = clock_.now_ns();
     HIFC_TRY(prefill());
-    int32_t token = sampler_->sample(engine_->logits());
+    int32_t token = sample();
     run_.ttft_ms = milliseconds(clock_.now_ns() - start_ns_);
     const uint64_t stalled_ns = engine_->cache_statistics().stall_ns;
     for (;;) {
@@ -136,7 +150,7 @@ class Run {
       if (!goes_on || run_.generated_tokens >= new_tokens_) break;
       const uint64_t token_ns = clock_.now_ns();
       HIFC_TRY(engine_->step({&token, 1}, engine::Outputs::kLast, cache::StepKind::kGeneration));
-      token = sampler_->sample(engine_->logits());
+      token = sample();
       run_.token_ms.push_back(milliseconds(clock_.now_ns() - token_ns));
       run_.decode_stall_ms = milliseconds(engine_->cache_statistics().stall_ns - stalled_ns);
     }
@@ -156,6 +170,11 @@ class Run {
     const uint32_t reused = engine_->resume_report().reused_tokens;
     run_.computed_tokens = engine_->length() - std::min(engine_->length(), reused);
     return outcome;
+  }
+
+  int32_t sample() {
+    const TraceScope scope(options_.trace.trace(), kTraceSample);
+    return sampler_->sample(engine_->logits());
   }
 
   // Prints the token; false when it ends the text.
@@ -187,7 +206,7 @@ class Run {
     return write_text(options_.report, json + "\n");
   }
 
-  const RunOptions& options_;
+  RunOptions& options_;
   SystemClock clock_;
   std::unique_ptr<engine::Sampler> sampler_;
   std::unique_ptr<engine::Model> model_;
@@ -238,6 +257,7 @@ void add_run_command(CLI::App& app, Action& chosen) {
       ->check([](const std::string& path) {
         return path.empty() ? "\"\" is not the name of a file" : std::string();
       });
+  options->trace.add_option(*run);
   add_sampler_options(*run, options->sampler);
   options->config = std::make_unique<ConfigOptions>(*run);
   run->footer(

@@ -102,6 +102,7 @@ struct CacheSetup {
   SparseOptions sparse = {};
   const std::atomic<bool>* cancelled = nullptr;
   uint32_t generated_from = 0;  // position of the first token that is not of a prompt
+  Trace* trace = nullptr;
 };
 
 inline uint32_t frames_of(uint64_t bytes, const kv::GroupLayout& layout) {
@@ -166,7 +167,8 @@ class Session {
                                         .fingerprint = {setup_.fingerprint},
                                         .prefetch = setup_.prefetch,
                                         .sparse = setup_.sparse,
-                                        .cancelled = setup_.cancelled},
+                                        .cancelled = setup_.cancelled,
+                                        .trace = setup_.trace},
                                        *tiers, *kernels, parallel_, clock()));
     return {};
   }

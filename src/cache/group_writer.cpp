@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "cache/trace_kinds.h"
 
 namespace hifc::cache {
 namespace {
@@ -11,11 +12,18 @@ namespace {
 // A device that failed this often in a row is not asked again: the groups stay in memory.
 constexpr uint32_t kFailuresMax = 3;
 
+uint64_t bytes_of(std::span<const flash::PutValue> values) {
+  uint64_t bytes = 0;
+  for (const flash::PutValue& value : values)
+    for (const auto& lane : value.lanes) bytes += lane.size();
+  return bytes;
+}
+
 }  // namespace
 
 GroupWriter::GroupWriter(tier::Tiers& tiers, Sequence& sequence, Residency& residency,
-                         const GroupFormat& format)
-    : tiers_(tiers), sequence_(sequence), residency_(residency), format_(format) {}
+                         const GroupFormat& format, Trace* trace)
+    : tiers_(tiers), sequence_(sequence), residency_(residency), format_(format), trace_(trace) {}
 
 uint32_t GroupWriter::groups_per_write_min() const {
   return tier::groups_per_write_min(format_.layout.sealed_bytes(), format_.layout.layers());
@@ -129,12 +137,15 @@ void GroupWriter::write(uint32_t count) {
   }
   queue_.erase(queue_.begin(), queue_.begin() + count);
   ++in_flight_;
-  auto accepted = tiers_.store_groups(std::move(values),
-                                      [this, batch](Result<std::vector<flash::Handle>> outcome) {
-                                        --in_flight_;
-                                        finish(batch, std::move(outcome));
-                                      });
+  const TraceAsync span(trace_, kTraceWrite, {batch.front(), count, bytes_of(values)});
+  auto accepted = tiers_.store_groups(
+      std::move(values), [this, batch, span](Result<std::vector<flash::Handle>> outcome) {
+        span.end(outcome ? TraceEnd::kDone : TraceEnd::kFailed);
+        --in_flight_;
+        finish(batch, std::move(outcome));
+      });
   if (accepted) return;
+  span.cancel();
   --in_flight_;
   fail(batch, std::move(accepted).error());
 }
@@ -155,15 +166,18 @@ Result<void> GroupWriter::park() {
     value.lanes.push_back(bytes);
   }
   const auto outcome = std::make_shared<std::optional<Result<void>>>();
+  const TraceAsync span(trace_, kTraceWrite, {index, 1, bytes_of({&value, 1})});
   const auto put = [&] {
     return tiers_.store_groups({value},
-                               [outcome](const Result<std::vector<flash::Handle>>& handles) {
+                               [outcome, span](const Result<std::vector<flash::Handle>>& handles) {
+                                 span.end(handles ? TraceEnd::kDone : TraceEnd::kFailed);
                                  outcome->emplace();
                                  if (!handles) *outcome = std::unexpected(handles.error());
                                });
   };
   auto accepted = put();
   while (!accepted && accepted.error().code == Code::kBusy && tiers_.wait() > 0) accepted = put();
+  if (!accepted) span.cancel();
   HIFC_TRY(accepted);
   while (!*outcome && tiers_.wait() > 0) continue;
   return outcome->value_or(failure(Code::kTimeout, "the flash device does not answer"));

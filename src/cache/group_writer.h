@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "base/trace.h"
 #include "cache/group_format.h"
 #include "cache/residency.h"
 #include "cache/sequence.h"
@@ -21,7 +22,7 @@ namespace hifc::cache {
 class GroupWriter {
  public:
   GroupWriter(tier::Tiers& tiers, Sequence& sequence, Residency& residency,
-              const GroupFormat& format);
+              const GroupFormat& format, Trace* trace);
 
   // The group's blocks are as they will be on flash, but for their headers: closes it (headers,
   // key) and queues it. The queue is bounded by the frames that its groups hold.
@@ -66,6 +67,7 @@ class GroupWriter {
   Sequence& sequence_;
   Residency& residency_;
   const GroupFormat& format_;
+  Trace* trace_;
   std::vector<uint32_t> queue_;
   std::set<uint32_t> unusable_;      // groups whose stored value could not be pinned
   uint32_t in_flight_ = 0;           // writes, and groups about to be found on flash

@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "base/units.h"
+#include "cache/trace_kinds.h"
 
 namespace hifc::cache {
 namespace {
@@ -135,8 +136,9 @@ KvCache::KvCache(CacheOptions options, kv::GroupLayout layout, tier::Tiers& tier
       clock_(clock),
       placement_(options_.shape, format_.layout),
       residency_(tiers_, format_.layout, sequence_, placement_),
-      prefetcher_(options_.prefetch, tiers_, format_.layout, sequence_, residency_, placement_),
-      writer_(tiers_, sequence_, residency_, format_),
+      prefetcher_(options_.prefetch, tiers_, format_.layout, sequence_, residency_, placement_,
+                  options_.trace),
+      writer_(tiers_, sequence_, residency_, format_, options_.trace),
       attention_(kernels, options_.shape, parallel) {
   if (!options_.sparse.enabled) return;
   selector_.emplace(options_.shape, options_.sparse, codecs_);
@@ -162,6 +164,7 @@ uint32_t KvCache::first_split(uint32_t layer) const {
 
 void KvCache::begin_step(uint32_t position, std::span<const int32_t> tokens, StepKind kind) {
   HIFC_CHECK(!tokens.empty());
+  const TraceScope scope(options_.trace, kTracePlan);
   step_ = {.position = position, .tokens = {tokens.begin(), tokens.end()}, .kind = kind};
   step_.recompute = position < length();
   if (step_.recompute) {
@@ -233,6 +236,7 @@ void KvCache::plan() {
 
 Result<void> KvCache::attend(const LayerInput& input) {
   if (cancelled()) return failure(Code::kCancelled, "interrupted");
+  const TraceScope scope(options_.trace, kTraceLayer, {input.layer});
   auto outcome = append(input);
   if (outcome) {
     residency_.set_running(input.layer);
@@ -242,19 +246,26 @@ Result<void> KvCache::attend(const LayerInput& input) {
   return outcome;
 }
 
-Result<void> KvCache::take_frame(FunctionRef<bool()> take) {
+Result<void> KvCache::take_frame(uint32_t layer, FunctionRef<bool()> take) {
   const uint64_t start_ns = clock_.now_ns();
   while (!take()) {
     // Frames come back as writes and reads complete.
     if (tiers_.wait() == 0 && !writer_.push()) return std::unexpected(out_of_frames());
   }
-  statistics_.stall_ns += clock_.now_ns() - start_ns;
+  count_stall(kTraceStallFrames, layer, start_ns);
   return {};
+}
+
+// The trace's stalls add up to the statistics' because both are of the same two looks at the clock.
+void KvCache::count_stall(const TraceKind& kind, uint32_t layer, uint64_t start_ns) {
+  const uint64_t end_ns = clock_.now_ns();
+  statistics_.stall_ns += end_ns - start_ns;
+  if (options_.trace != nullptr) options_.trace->add(kind, start_ns, end_ns, {layer});
 }
 
 Result<void> KvCache::open_block(uint32_t group, uint32_t layer) {
   if (sequence_.groups[group].blocks[layer].state == Block::State::kResident) return {};
-  return take_frame([&] { return residency_.open(group, layer); });
+  return take_frame(layer, [&] { return residency_.open(group, layer); });
 }
 
 Error KvCache::out_of_frames() const {
@@ -270,6 +281,7 @@ Error KvCache::out_of_frames() const {
 }
 
 Result<void> KvCache::append(const LayerInput& input) {
+  const TraceScope scope(options_.trace, kTraceAppend, {input.layer});
   for (const Sealing& sealing : step_.sealing) HIFC_TRY(seal(input.layer, sealing));
   for (uint32_t g = group_of(step_.position); g < groups_end(); ++g)
     HIFC_TRY(open_block(g, input.layer));
@@ -333,8 +345,7 @@ Result<void> KvCache::stream(const LayerInput& input) {
                            .last_split = last_split,
                            .codecs = layout().sealed[layer].codecs()});
   while (!pending.empty()) {
-    tiers_.poll();
-    prefetcher_.pump();
+    advance_reads(layer);
     HIFC_TRY(check_lost(layer));
     const std::vector<uint32_t> units = take_ready(layer, pending);
     if (units.empty()) {
@@ -349,8 +360,15 @@ Result<void> KvCache::stream(const LayerInput& input) {
     if (selector_) sketch_pages(layer, groups);
     release(layer, groups);
   }
+  const TraceScope scope(options_.trace, kTraceMerge, {layer});
   attention_.finish();
   return {};
+}
+
+void KvCache::advance_reads(uint32_t layer) {
+  const TraceScope scope(options_.trace, kTraceSubmit, {layer});
+  tiers_.poll();
+  prefetcher_.pump();
 }
 
 std::vector<uint32_t> KvCache::groups_of(uint32_t layer, uint32_t unit) const {
@@ -431,7 +449,7 @@ Result<void> KvCache::wait_for_reads(uint32_t layer, const Awaited& awaited) {
     if (outcome) outcome = check_lost(layer);
   }
   limited_stall_ns_ = stalled_ns();
-  statistics_.stall_ns += clock_.now_ns() - start_ns;
+  count_stall(kTraceStallReads, layer, start_ns);
   return outcome;
 }
 
@@ -465,6 +483,7 @@ Result<void> KvCache::verify(uint32_t layer, std::span<const uint32_t> of) {
     return block.state == Block::State::kStaged && !block.verified;
   });
   if (groups.empty()) return {};
+  const TraceScope scope(options_.trace, kTraceVerify, {layer, groups.size()});
   std::vector<uint8_t> good(groups.size());
   parallel_.run(static_cast<uint32_t>(groups.size()),
                 [&](uint32_t i, uint32_t) { good[i] = verify_block(layer, groups[i]); });
@@ -486,6 +505,7 @@ void KvCache::compute(uint32_t layer, std::span<const uint32_t> units) {
          split < std::min(last_split, (unit + 1) * splits_per_unit()); ++split)
       splits.push_back(split);
   const uint32_t first_group = placement_.first_visible_group(layer, step_.position);
+  const TraceScope scope(options_.trace, kTraceAttention, {layer, splits.size()});
   attention_.compute(splits, [&](uint32_t split, uint32_t kv_head) {
     kernels::SplitPages pages;
     for (uint32_t i = 0; i < kernels::kSplitPages; ++i) {
@@ -522,6 +542,7 @@ void KvCache::release(uint32_t layer, std::span<const uint32_t> groups) {
 }
 
 void KvCache::end_step() {
+  const TraceScope scope(options_.trace, kTraceEndStep);
   if (!step_.recompute)
     sequence_.tokens.insert(sequence_.tokens.end(), step_.tokens.begin(), step_.tokens.end());
   else

@@ -36,6 +36,7 @@
 #include "base/function_ref.h"
 #include "base/parallel.h"
 #include "base/result.h"
+#include "base/trace.h"
 #include "cache/group_format.h"
 #include "cache/group_writer.h"
 #include "cache/page_selector.h"
@@ -64,6 +65,7 @@ struct CacheOptions {
   PrefetchOptions prefetch;
   SparseOptions sparse;
   const std::atomic<bool>* cancelled = nullptr;  // attend() fails with kCancelled once it is true
+  Trace* trace = nullptr;                        // outlives the tiers: late reads are recorded too
 };
 
 struct CacheStatistics {
@@ -179,7 +181,8 @@ class KvCache {
   }
   Result<void> append(const LayerInput& input);
   // Takes frames for what is to be filled, waiting for them where others are on their way.
-  Result<void> take_frame(FunctionRef<bool()> take);
+  Result<void> take_frame(uint32_t layer, FunctionRef<bool()> take);
+  void count_stall(const TraceKind& kind, uint32_t layer, uint64_t start_ns);
   Result<void> open_block(uint32_t group, uint32_t layer);
   void store_page(const LayerInput& input, uint32_t page, uint32_t kv_head);
   Result<void> seal(uint32_t layer, const Sealing& sealing);
@@ -190,6 +193,7 @@ class KvCache {
   bool reopen_block(uint32_t layer, uint32_t group, Block& block, uint32_t pages);
 
   Result<void> stream(const LayerInput& input);
+  void advance_reads(uint32_t layer);
   // What a wait for flash is over for.
   struct Awaited {
     FunctionRef<bool()> enough;
@@ -226,6 +230,7 @@ class KvCache {
   Result<void> stream_selected(const LayerInput& input);
   Result<void> bring(uint32_t layer, std::span<const uint32_t> groups,
                      uint64_t patience_ns = UINT64_MAX);
+  void select(const LayerInput& input);
   void weigh(const LayerInput& input);
   Result<void> skip_missing(uint32_t layer);
   // A KV head's part of a split of gathered pages, and the groups these are in.

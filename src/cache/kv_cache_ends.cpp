@@ -4,10 +4,12 @@
 
 #include "base/check.h"
 #include "cache/kv_cache.h"
+#include "cache/trace_kinds.h"
 
 namespace hifc::cache {
 
 Result<void> KvCache::save() {
+  const TraceScope scope(options_.trace, kTraceSave);
   const auto sealed = seal_complete();
   const auto written = writer_.flush();
   restore_last_group();
@@ -25,6 +27,7 @@ StoredPrefix KvCache::find_stored(std::span<const int32_t> tokens, const Patienc
 
 Result<LoadedGroup> KvCache::load(const StoredPrefix& prefix, uint32_t index,
                                   const Patience& patience) {
+  const TraceScope scope(options_.trace, kTraceLoad, {index});
   const bool tail = index == prefix.groups();
   const bool sealed = !tail || prefix.tail->stored_tokens == block_tokens();
   const auto header_of = [&](uint32_t layer) {
@@ -34,8 +37,12 @@ Result<LoadedGroup> KvCache::load(const StoredPrefix& prefix, uint32_t index,
   const auto part_of = [&](uint32_t layer) {
     return sealed || !layout().sealed[layer].lossy() ? tier::Part::kSealed : tier::Part::kExact;
   };
+  const auto span_of = [&](uint32_t layer) {
+    return TraceAsync(options_.trace, kTraceRead,
+                      {layer, index, 1, prefix.handle(index).lane_bytes(layer)});
+  };
   HIFC_ASSIGN(LoadedGroup group,
-              LoadedGroup::load(tiers_, prefix.handle(index), header_of, part_of,
+              LoadedGroup::load(tiers_, prefix.handle(index), header_of, part_of, span_of,
                                 options_.prefetch.reads_in_flight, parallel_, patience));
   for (uint32_t layer = 0; layer < layout().layers(); ++layer) {
     Block& block = group.blocks()[layer];

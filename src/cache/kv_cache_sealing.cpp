@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "cache/kv_cache.h"
+#include "cache/trace_kinds.h"
 
 namespace hifc::cache {
 namespace {
@@ -57,7 +58,8 @@ struct PagePlaces {
 Result<void> KvCache::seal(uint32_t layer, const Sealing& sealing) {
   Block& block = sequence_.groups[sealing.group].blocks[layer];
   if (!layout().sealed[layer].lossy() || block.sealed_pages >= sealing.pages) return {};
-  HIFC_TRY(take_frame([&] { return residency_.open_sealed(sealing.group, layer); }));
+  const TraceScope scope(options_.trace, kTraceSeal, {layer, sealing.group, sealing.pages});
+  HIFC_TRY(take_frame(layer, [&] { return residency_.open_sealed(sealing.group, layer); }));
   const uint32_t heads = layout().exact.kv_heads(), first = block.sealed_pages;
   parallel_.run((sealing.pages - first) * heads, [&](uint32_t index, uint32_t) {
     seal_page(layer, sealing.group, first + index / heads, index % heads);

@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "cache/kv_cache.h"
+#include "cache/trace_kinds.h"
 
 namespace hifc::cache {
 namespace {
@@ -96,8 +97,7 @@ kernels::SplitPages KvCache::gathered_pages(uint32_t layer, std::span<const uint
 // Blocks of some groups into memory, verified.
 Result<void> KvCache::bring(uint32_t layer, std::span<const uint32_t> groups,
                             uint64_t patience_ns) {
-  tiers_.poll();
-  prefetcher_.pump();
+  advance_reads(layer);
   HIFC_TRY(check_lost(layer));
   while (!ready(layer, groups)) {
     HIFC_TRY(wait_for_reads(layer, {.enough = [&] { return ready(layer, groups); },
@@ -152,17 +152,23 @@ Result<void> KvCache::stream_selected(const LayerInput& input) {
   const std::vector<uint32_t> always = groups_of_pages(selector_->always());
   HIFC_TRY(bring(layer, always));
   sketch_pages(layer, always);
+  select(input);
+  if (selector_->options().on_miss == OnMiss::kSkip) HIFC_TRY(skip_missing(layer));
+  HIFC_TRY(attend_to_selection(input));
+  const TraceScope scope(options_.trace, kTraceObserve, {layer});
+  selector_->observe(exact_weights_);
+  drop_unselected(layer);
+  return {};
+}
+
+void KvCache::select(const LayerInput& input) {
+  const TraceScope scope(options_.trace, kTraceSelect, {input.layer});
   weigh(input);
   selector_->select({.exact = &exact_weights_,
                      .sketched = &sketch_weights_,
                      .norms = norms_of(input, options_.shape)});
   prefetcher_.rewind(0);
   prefetcher_.count_wanted();
-  if (selector_->options().on_miss == OnMiss::kSkip) HIFC_TRY(skip_missing(layer));
-  HIFC_TRY(attend_to_selection(input));
-  selector_->observe(exact_weights_);
-  drop_unselected(layer);
-  return {};
 }
 
 // Waits until the deadline; what has not come by then is left out.
@@ -208,8 +214,7 @@ Result<void> KvCache::attend_to_selection(const LayerInput& input) {
   std::vector<GatheredPart> pending = gathered_parts();
   std::vector<uint32_t> unreleased = groups_of_pages(selector_->selected());
   while (!pending.empty()) {
-    tiers_.poll();
-    prefetcher_.pump();
+    advance_reads(layer);
     HIFC_TRY(check_lost(layer));
     const std::vector<GatheredPart> wave = take_ready(layer, pending);
     if (wave.empty()) {
@@ -219,6 +224,7 @@ Result<void> KvCache::attend_to_selection(const LayerInput& input) {
     HIFC_TRY(compute(layer, wave));
     release_done(layer, pending, unreleased);
   }
+  const TraceScope scope(options_.trace, kTraceMerge, {layer});
   attention_.finish();
   return {};
 }
@@ -252,6 +258,7 @@ Result<void> KvCache::compute(uint32_t layer, std::span<const GatheredPart> wave
   std::ranges::sort(groups);
   groups.erase(std::ranges::unique(groups).begin(), groups.end());
   HIFC_TRY(verify(layer, groups));
+  const TraceScope scope(options_.trace, kTraceAttention, {layer, parts.size()});
   attention_.compute(parts, [&](uint32_t split, uint32_t h) {
     return gathered_pages(layer, selector_->selected(h), split, h);
   });
@@ -288,6 +295,7 @@ void KvCache::sketch_pages(uint32_t layer, std::span<const uint32_t> groups) {
       if (page > 0 && whole && !sketches.has(layer, page)) fresh.push_back(page);
     }
   if (fresh.empty()) return;
+  const TraceScope scope(options_.trace, kTraceSketch, {layer, fresh.size()});
   sketches.prepare(layer, fresh.back());
   const uint32_t heads = options_.shape.kv_heads;
   parallel_.run(static_cast<uint32_t>(fresh.size()) * heads, [&](uint32_t task, uint32_t) {

@@ -4,17 +4,20 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "cache/trace_kinds.h"
 
 namespace hifc::cache {
 
 Prefetcher::Prefetcher(PrefetchOptions options, tier::Tiers& tiers, const kv::GroupLayout& layout,
-                       Sequence& sequence, Residency& residency, const Placement& placement)
+                       Sequence& sequence, Residency& residency, const Placement& placement,
+                       Trace* trace)
     : options_(options),
       tiers_(tiers),
       layout_(layout),
       sequence_(sequence),
       residency_(residency),
-      placement_(placement) {}
+      placement_(placement),
+      trace_(trace) {}
 
 void Prefetcher::begin_step(uint32_t position, uint32_t position_end, uint32_t groups_end) {
   position_ = position;
@@ -77,17 +80,24 @@ bool Prefetcher::issue_at(uint32_t layer, uint32_t group) {
 
 bool Prefetcher::submit(uint32_t layer, std::vector<uint32_t> run) {
   std::vector<tier::Tiers::FrameRead> reads;
-  for (const uint32_t g : run)
-    reads.push_back(
-        {.handle = &sequence_.groups[g].handle, .frame = sequence_.groups[g].blocks[layer].frame});
+  uint64_t bytes = 0;
+  for (const uint32_t g : run) {
+    const tier::FrameId frame = sequence_.groups[g].blocks[layer].frame;
+    reads.push_back({.handle = &sequence_.groups[g].handle, .frame = frame});
+    bytes += tiers_.span(frame).size();
+  }
   ++in_flight_;
-  const auto done = [this, layer, run, current = epoch_, epoch = *epoch_](Result<void> outcome) {
+  const TraceAsync span(trace_, kTraceRead, {layer, run.front(), run.size(), bytes});
+  const auto done = [this, layer, run, span, current = epoch_,
+                     epoch = *epoch_](Result<void> outcome) {
+    span.end(outcome ? TraceEnd::kDone : TraceEnd::kFailed);
     if (*current != epoch) return;
     --in_flight_;
     finish(layer, run, outcome);
   };
   auto accepted = tiers_.load(layer, reads, done);
   if (accepted) return true;
+  span.cancel();
   --in_flight_;
   for (const uint32_t g : run) give_up(layer, g);
   if (accepted.error().code == Code::kBusy) return false;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "base/trace.h"
 #include "cache/page_selector.h"
 #include "cache/residency.h"
 #include "cache/sequence.h"
@@ -34,7 +35,7 @@ struct PrefetchStatistics {
 class Prefetcher {
  public:
   Prefetcher(PrefetchOptions options, tier::Tiers& tiers, const kv::GroupLayout& layout,
-             Sequence& sequence, Residency& residency, const Placement& placement);
+             Sequence& sequence, Residency& residency, const Placement& placement, Trace* trace);
   ~Prefetcher() { ++*epoch_; }
 
   // The step reads groups [0, groups_end) of each layer for queries at [position, position_end);
@@ -87,6 +88,7 @@ class Prefetcher {
   Sequence& sequence_;
   Residency& residency_;
   const Placement& placement_;
+  Trace* trace_;
   PrefetchStatistics statistics_;
   const PageSelector* selector_ = nullptr;
   uint32_t in_flight_ = 0;

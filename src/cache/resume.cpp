@@ -139,12 +139,13 @@ StoredPrefix find_stored_prefix(tier::Tiers& tiers, const GroupFormat& format,
 }
 
 Result<LoadedGroup> LoadedGroup::load(tier::Tiers& tiers, const flash::Handle& handle,
-                                      HeaderOf header_of, PartOf part_of, uint32_t reads_in_flight,
-                                      Parallel& parallel, const Patience& patience) {
+                                      HeaderOf header_of, PartOf part_of, SpanOf span_of,
+                                      uint32_t reads_in_flight, Parallel& parallel,
+                                      const Patience& patience) {
   LoadedGroup group(tiers);
   HIFC_TRY(group.acquire(handle, part_of));
   const uint64_t start_ns = patience.clock->now_ns();
-  auto outcome = group.read(handle, reads_in_flight, patience);
+  auto outcome = group.read(handle, span_of, reads_in_flight, patience);
   group.read_ns_ = patience.clock->now_ns() - start_ns;
   if (!outcome && outcome.error().code == Code::kIo) tiers.store().quarantine(handle);
   HIFC_TRY(outcome);
@@ -169,19 +170,22 @@ Result<void> LoadedGroup::acquire(const flash::Handle& handle, PartOf part_of) {
   return {};
 }
 
-Result<void> LoadedGroup::read(const flash::Handle& handle, uint32_t reads_in_flight,
-                               const Patience& patience) {
+Result<void> LoadedGroup::read(const flash::Handle& handle, SpanOf span_of,
+                               uint32_t reads_in_flight, const Patience& patience) {
   const auto reads = std::make_shared<Reads>();
   uint32_t next = 0;
   const auto issue = [&]() -> Result<void> {
     for (; next < blocks_.size() && reads->in_flight < reads_in_flight; ++next) {
       const tier::Tiers::FrameRead lane{.handle = &handle, .frame = blocks_[next].frame};
       ++reads->in_flight;
-      auto accepted = tiers_.load(next, {&lane, 1}, [reads](Result<void> outcome) {
+      const TraceAsync span = span_of(next);
+      auto accepted = tiers_.load(next, {&lane, 1}, [reads, span](Result<void> outcome) {
+        span.end(outcome ? TraceEnd::kDone : TraceEnd::kFailed);
         --reads->in_flight;
         if (!outcome && reads->outcome) reads->outcome = std::move(outcome);
       });
       if (accepted) continue;
+      span.cancel();
       --reads->in_flight;
       if (accepted.error().code != Code::kBusy) return accepted;
       return {};

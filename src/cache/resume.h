@@ -13,6 +13,7 @@
 #include "base/function_ref.h"
 #include "base/parallel.h"
 #include "base/result.h"
+#include "base/trace.h"
 #include "cache/group_format.h"
 #include "cache/residency.h"
 #include "cache/sequence.h"
@@ -72,14 +73,16 @@ StoredPrefix find_stored_prefix(tier::Tiers& tiers, const GroupFormat& format,
 // they belong to this object, and no sequence knows of them.
 class LoadedGroup {
  public:
-  // `header_of` gives what the block of a layer must carry, `part_of` where it goes. kFull without
-  // frames, kCorrupt when the bytes are damaged (the value is then quarantined), kIo, kTimeout,
-  // kCancelled.
+  // `header_of` gives what the block of a layer must carry, `part_of` where it goes, `span_of` the
+  // span of its read. kFull without frames, kCorrupt when the bytes are damaged (the value is then
+  // quarantined), kIo, kTimeout, kCancelled.
   using HeaderOf = FunctionRef<kv::BlockHeader(uint32_t layer)>;
   using PartOf = FunctionRef<tier::Part(uint32_t layer)>;
+  using SpanOf = FunctionRef<TraceAsync(uint32_t layer)>;
   static Result<LoadedGroup> load(tier::Tiers& tiers, const flash::Handle& handle,
-                                  HeaderOf header_of, PartOf part_of, uint32_t reads_in_flight,
-                                  Parallel& parallel, const Patience& patience);
+                                  HeaderOf header_of, PartOf part_of, SpanOf span_of,
+                                  uint32_t reads_in_flight, Parallel& parallel,
+                                  const Patience& patience);
   LoadedGroup(LoadedGroup&& other) noexcept = default;
   LoadedGroup& operator=(LoadedGroup&&) = delete;
   ~LoadedGroup();
@@ -91,7 +94,7 @@ class LoadedGroup {
  private:
   explicit LoadedGroup(tier::Tiers& tiers) : tiers_(tiers) {}
   Result<void> acquire(const flash::Handle& handle, PartOf part_of);
-  Result<void> read(const flash::Handle& handle, uint32_t reads_in_flight,
+  Result<void> read(const flash::Handle& handle, SpanOf span_of, uint32_t reads_in_flight,
                     const Patience& patience);
   Result<void> verify(const flash::Handle& handle, HeaderOf header_of, Parallel& parallel);
 

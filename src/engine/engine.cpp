@@ -18,6 +18,25 @@
 namespace hifc::engine {
 namespace {
 
+constexpr TraceKind kTracePrompt{.track = "engine",
+                                 .category = "step",
+                                 .name = "prompt step",
+                                 .arguments = {"position", "tokens"}};
+constexpr TraceKind kTraceGeneration{.track = "engine",
+                                     .category = "step",
+                                     .name = "generation step",
+                                     .arguments = {"position", "tokens"}};
+constexpr TraceKind kTraceRecomputation{.track = "engine",
+                                        .category = "step",
+                                        .name = "recomputation step",
+                                        .arguments = {"position", "tokens"}};
+// Projections, feed-forward and the rest of the graph before a layer's attention; the one before
+// "layer n" of n layers is what follows the last attention, with the output.
+constexpr TraceKind kTraceModel{
+    .track = "engine", .category = "model", .name = "model", .arguments = {"before_layer"}};
+constexpr TraceKind kTraceResume{
+    .track = "engine", .category = "step", .name = "resume", .arguments = {"prompt_tokens"}};
+
 io::RingOptions ring_options(const Config& config) {
   using Backend = io::RingOptions::Backend;
   io::RingOptions options;
@@ -142,7 +161,8 @@ Result<void> Engine::create_cache() {
                                               .fingerprint = fingerprint_,
                                               .prefetch = prefetch,
                                               .sparse = sparse_options(options_.config),
-                                              .cancelled = options_.cancelled},
+                                              .cancelled = options_.cancelled,
+                                              .trace = options_.trace},
                                              *tiers_, *kernels, pool_, clock_));
   return {};
 }
@@ -173,6 +193,7 @@ Result<void> Engine::create_context(uint32_t ubatch) {
 uint32_t Engine::resume(std::span<const int32_t> prompt) {
   resume_ = {};
   if (!options_.config.resume || !tiers_->has_cold() || length() > 0) return 0;
+  const TraceScope scope(options_.trace, kTraceResume, {prompt.size()});
   resume_ = engine::resume(*cache_, prompt, clock_,
                            {.compute_speed = compute_speed_, .cancelled = options_.cancelled});
   resuming_ = length() > 0;
@@ -300,6 +321,10 @@ Result<void> Engine::recompute(uint32_t group) {
 
 Result<void> Engine::compute(uint32_t position, std::span<const int32_t> tokens, Outputs outputs,
                              cache::StepKind kind) {
+  const TraceKind& traced = position < length()                    ? kTraceRecomputation
+                            : kind == cache::StepKind::kGeneration ? kTraceGeneration
+                                                                   : kTracePrompt;
+  const TraceScope scope(options_.trace, traced, {position, tokens.size()});
   const uint32_t output_rows = batch_->fill(position, tokens, outputs);
   cache_->begin_step(position, tokens, kind);
   AttentionObserver* const observer = options_.observer;
@@ -307,9 +332,11 @@ Result<void> Engine::compute(uint32_t position, std::span<const int32_t> tokens,
   step_outcome_ = {};
   pending_ = nullptr;
   const uint64_t start_ns = clock_.now_ns();
+  model_span_.emplace(options_.trace, kTraceModel, TraceValues{});
   // Cells from 0, positions from anywhere: llama's cache holds just this chunk.
   llama_memory_clear(llama_get_memory(context_), /*data=*/false);
   const int status = llama_decode(context_, batch_->get());
+  model_span_.reset();
   if (step_outcome_ && status != 0)
     step_outcome_ = failure(Code::kInternal, fmt::format("libllama cannot decode (status {}): {}",
                                                          status, last_llama_error()));
@@ -377,9 +404,11 @@ bool Engine::attend(ggml_tensor* node) {
       .scale = parameters.scale,
       .softcap = parameters.softcap,
   };
+  model_span_.reset();
   step_outcome_ = cache_->attend(input);
   if (step_outcome_ && options_.observer != nullptr)
     step_outcome_ = options_.observer->attended(input);
+  model_span_.emplace(options_.trace, kTraceModel, TraceValues{*layer + 1});
   return step_outcome_.has_value();
 }
 

@@ -19,6 +19,7 @@
 #include "base/clock.h"
 #include "base/config.h"
 #include "base/result.h"
+#include "base/trace.h"
 #include "cache/kv_cache.h"
 #include "engine/budget.h"
 #include "engine/model.h"
@@ -45,6 +46,7 @@ struct EngineOptions {
   uint64_t expected_tokens = 0;
   AttentionObserver* observer = nullptr;         // outlives the engine
   const std::atomic<bool>* cancelled = nullptr;  // stop as soon as possible once true
+  Trace* trace = nullptr;  // outlives the engine; its clock is `clock`, or the system's
 };
 
 struct EngineStatistics {
@@ -138,6 +140,7 @@ class Engine {
   uint64_t resume_stall_ns_ = 0, resume_recomputed_ = 0;  // when resume() was done
   ggml_tensor* pending_ = nullptr;  // the attention node taken over and not yet computed
   Result<void> step_outcome_;
+  std::optional<TraceScope> model_span_;  // what llama computes between two attentions
   EngineStatistics statistics_;
 };
 
