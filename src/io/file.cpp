@@ -52,6 +52,23 @@ Result<File> File::open(const std::string& path, Options options) {
   return File(descriptor, false, path);
 }
 
+// Not every file system knows O_TMPFILE; without it a name is there for a moment.
+Result<File> File::create_unnamed(const std::string& directory) {
+  int descriptor = ::open(directory.c_str(), O_RDWR | O_TMPFILE | O_CLOEXEC, 0600);
+  if (descriptor < 0 && (errno == EOPNOTSUPP || errno == EISDIR)) {
+    std::string name = directory + "/hifc-unnamed-XXXXXX";
+    descriptor = mkostemp(name.data(), O_CLOEXEC);
+    if (descriptor >= 0) unlink(name.c_str());
+  }
+  if (descriptor < 0)
+    return failure(Code::kIo, fmt::format("cannot create a file in {}", directory), errno);
+  const int flags = fcntl(descriptor, F_GETFL);
+  const bool direct =
+      fcntl(descriptor, F_SETFL, flags | O_DIRECT) == 0 && direct_reads_work(descriptor);
+  if (!direct) fcntl(descriptor, F_SETFL, flags);
+  return File(descriptor, direct, fmt::format("a file without a name in {}", directory));
+}
+
 File::File(File&& other) noexcept
     : descriptor_(std::exchange(other.descriptor_, -1)),
       direct_(other.direct_),

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <cerrno>
 #include <filesystem>
 #include <utility>
 
@@ -37,6 +38,23 @@ TEST(FileTest, FallsBackToBufferedWhereDirectIsRefused) {
   const auto file = File::open("/proc/self/status", {.mode = File::Mode::kReadOnly});
   ASSERT_TRUE(file) << file.error().message();
   EXPECT_FALSE(file->direct());
+}
+
+TEST(FileTest, AnUnnamedFileHoldsBytesAndIsNowhere) {
+  const TempDirectory directory;
+  auto file = File::create_unnamed(directory.path());
+  ASSERT_TRUE(file) << file.error().message();
+  ASSERT_TRUE(file->truncate(3 * kAlignment));
+  EXPECT_EQ(file->size_bytes().value(), 3 * kAlignment);
+  EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
+}
+
+TEST(FileTest, AnUnnamedFileNeedsADirectory) {
+  const TempDirectory directory;
+  const auto file = File::create_unnamed(directory.file("absent"));
+  ASSERT_FALSE(file);
+  EXPECT_EQ(file.error().system_errno, ENOENT);
+  EXPECT_NE(file.error().message().find("absent"), std::string::npos);
 }
 
 TEST(FileTest, MovingHandsTheDescriptorOver) {

@@ -41,6 +41,9 @@ class File {
 
   // kNotFound when there is no such file; a file it creates has mode 0600.
   static Result<File> open(const std::string& path, Options options);
+  // A new file that has no name: its bytes are free again when it is closed or the process ends.
+  // Direct where possible.
+  static Result<File> create_unnamed(const std::string& directory);
   // Takes ownership of an open descriptor; `path` is for messages.
   static File adopt(int descriptor, bool direct, std::string path) {
     return {descriptor, direct, std::move(path)};
