@@ -11,6 +11,7 @@ void add_bench_prefill(CLI::App& bench, Action& chosen);
 void add_bench_flash(CLI::App& bench, Action& chosen);
 void add_bench_quality(CLI::App& bench, Action& chosen);
 void add_bench_resume(CLI::App& bench, Action& chosen);
+void add_bench_swap(CLI::App& bench, Action& chosen);
 
 Result<void> check_interrupted();
 

@@ -1,8 +1,6 @@
 // hifc bench resume: the first token after a restart, with the prompt's KV on flash, against
 // reading as many bytes, computing the prompt again, and llama.cpp's own file of its state.
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -10,6 +8,7 @@
 
 #include "apps/bench_model.h"
 #include "apps/fio.h"
+#include "apps/page_cache.h"
 #include "base/log.h"
 
 namespace hifc::apps {
@@ -21,17 +20,6 @@ constexpr size_t kRecomputeRounds = 3;
 using Json = BenchReport::Json;
 using Bound = BenchReport::Bound;
 using engine::ReferenceMode;
-
-// Nothing of the file stays in the page cache.
-Result<void> forget_pages(const std::string& path) {
-  const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (descriptor < 0) return failure(Code::kIo, fmt::format("cannot open {}", path), errno);
-  const bool synced = fdatasync(descriptor) == 0;
-  const int status = synced ? posix_fadvise(descriptor, 0, 0, POSIX_FADV_DONTNEED) : errno;
-  close(descriptor);
-  if (status == 0) return {};
-  return failure(Code::kIo, fmt::format("{} stays in the page cache", path), status);
-}
 
 class ResumeBench {
  public:
