@@ -34,26 +34,28 @@ struct EncodeRows {
 };
 
 // The groups `g` of some rows.
-template <size_t kBits, size_t kWidth>
+template <size_t kBits, size_t kWidth, class Operations>
 void encode_groups(const EncodeRows& rows, size_t g) {
   const PageOffsets offsets(rows.format);
   const size_t columns = rows.format.columns;
-  encode_batch<kBits, kWidth>({.values = rows.page + rows.first * columns + g * kGroupColumns,
-                               .stride = columns,
-                               .count = rows.count},
-                              {.scales = rows.encoded + offsets.scale(rows.first, g),
-                               .mins = rows.encoded + offsets.min(rows.first, g),
-                               .codes = rows.encoded + offsets.codes(rows.first, g)});
+  encode_batch<kBits, kWidth, Operations>(
+      {.values = rows.page + rows.first * columns + g * kGroupColumns,
+       .stride = columns,
+       .count = rows.count},
+      {.scales = rows.encoded + offsets.scale(rows.first, g),
+       .mins = rows.encoded + offsets.min(rows.first, g),
+       .codes = rows.encoded + offsets.codes(rows.first, g)});
 }
 
-template <size_t kBits>
+template <size_t kBits, class Operations>
 void encode_columns(const EncodeRows& rows) {
   const PageOffsets offsets(rows.format);
   for (size_t g = 0; g * kGroupColumns < rows.format.columns; ++g)
     with_width(offsets.width(g),
-               [&](auto width) HWY_ATTR { encode_groups<kBits, width>(rows, g); });
+               [&](auto width) HWY_ATTR { encode_groups<kBits, width, Operations>(rows, g); });
 }
 
+template <class Operations>
 void encode(const PageFormat& format, const uint16_t* page, std::byte* encoded) {
   if (format.codec == kv::Codec::kF16) {
     std::memcpy(encoded, page, page_bytes(format));
@@ -62,7 +64,8 @@ void encode(const PageFormat& format, const uint16_t* page, std::byte* encoded) 
   HIFC_DCHECK(format.columns % kUnitColumns == 0 && format.columns <= kv::kHeadDimMax);
   with_bits(format.codec, [&](auto bits) HWY_ATTR {
     for (size_t row = 0; row < format.rows; row += kBatchGroups)
-      encode_columns<bits>({format, page, encoded, row, std::min(kBatchGroups, format.rows - row)});
+      encode_columns<bits, Operations>(
+          {format, page, encoded, row, std::min(kBatchGroups, format.rows - row)});
   });
 }
 
@@ -101,15 +104,29 @@ void rotate_f16(uint32_t head_dim, uint32_t count, const uint16_t* from, size_t 
   }
 }
 
+template <class Operations>
 const Codecs* codecs(Isa isa) {
   static const Codecs table{.isa = isa,
-                            .encode = encode,
+                            .encode = encode<Operations>,
                             .decode = decode,
                             .decode_f16 = decode_f16,
                             .rotate = rotate,
                             .rotate_f16 = rotate_f16};
   return &table;
 }
+
+const Codecs* any_codecs(Isa isa) {
+  return codecs<AnyOperations>(isa);
+}
+
+#if HWY_TARGET == HWY_AVX3
+const Codecs* avx512_codecs() {
+  if (__builtin_cpu_supports("avx512vbmi"))
+    return __builtin_cpu_supports("avx512fp16") ? codecs<Fp16Operations>(Isa::kAvx512)
+                                                : codecs<VbmiOperations>(Isa::kAvx512);
+  return any_codecs(Isa::kAvx512);
+}
+#endif
 
 }  // namespace hifc::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -119,13 +136,13 @@ namespace hifc::kernels {
 
 Result<const Codecs*> codecs_for(Isa isa) {
   [[maybe_unused]] const int64_t cpu = hwy::SupportedTargets();
-  if (isa == Isa::kPortable) return HWY_STATIC_DISPATCH(codecs)(isa);
+  if (isa == Isa::kPortable) return HWY_STATIC_DISPATCH(any_codecs)(isa);
 #if HWY_TARGETS & HWY_AVX2
-  if (isa == Isa::kAvx2 && (cpu & HWY_AVX2) != 0) return N_AVX2::codecs(isa);
+  if (isa == Isa::kAvx2 && (cpu & HWY_AVX2) != 0) return N_AVX2::any_codecs(isa);
 #endif
 #if HWY_TARGETS & HWY_AVX3
   const bool vectors_of_512 = isa == Isa::kAvx512 || isa == Isa::kAmx;
-  if (vectors_of_512 && (cpu & HWY_AVX3) != 0) return N_AVX3::codecs(Isa::kAvx512);
+  if (vectors_of_512 && (cpu & HWY_AVX3) != 0) return N_AVX3::avx512_codecs();
 #endif
   return failure(Code::kUnsupported,
                  fmt::format("this CPU or build has no {} codecs", to_string(isa)));

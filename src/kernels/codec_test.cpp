@@ -301,8 +301,8 @@ TEST(Codecs, RowsAreEncodedOnTheirOwn) {
   });
 }
 
-// Without a search the range is never clipped. Codes are rounded in single precision, hence the
-// thousandth of a step.
+// Without a search the range is never clipped. Codes are computed by factors of 13 bits, hence the
+// 1/40 of a step.
 TEST(Codecs, EightBitsAreWithinHalfAStep) {
   for_all([](const Codecs& codecs, const PageFormat& format) {
     if (format.codec != Codec::kI8) return;
@@ -313,7 +313,7 @@ TEST(Codecs, EightBitsAreWithinHalfAStep) {
       const ReferenceDecoder decoder(format, encoded);
       for (uint32_t i = 0; i < page.size(); ++i) {
         const double step = decoder.scale(i / format.columns, i % format.columns);
-        ASSERT_LE(std::abs(static_cast<double>(decoded[i]) - from_half(page[i])), 0.501 * step);
+        ASSERT_LE(std::abs(static_cast<double>(decoded[i]) - from_half(page[i])), 0.525 * step);
       }
     }
   });
@@ -342,21 +342,34 @@ double full_range_error(std::span<const uint16_t> group, uint32_t code_bits) {
   return error;
 }
 
-TEST(Codecs, TheSearchNeverLosesToTheFullRange) {
+// Squared error of a group, relative to that with the full range.
+double relative_error(std::span<const uint16_t> group, std::span<const float> decoded,
+                      uint32_t code_bits) {
+  double error = 0;
+  for (size_t i = 0; i < group.size(); ++i)
+    error += std::pow(static_cast<double>(decoded[i]) - from_half(group[i]), 2);
+  const double full_range = full_range_error(group, code_bits);
+  if (full_range == 0) return error == 0 ? 1 : std::numeric_limits<double>::infinity();
+  return error / full_range;
+}
+
+// The search knows values to a 64th of the range, so that single groups may lose. (8 bits lose a
+// thousandth to the rounding of codes.)
+TEST(Codecs, TheSearchGainsOnTheFullRange) {
   for_all([](const Codecs& codecs, const PageFormat& format) {
     for (const Data data : kAllData) {
       const auto page = make_page(format, data);
       const auto decoded = decode(codecs, format, encode(codecs, format, page));
+      double sum = 0;
+      uint32_t groups = 0;
       for (uint32_t row = 0; row < format.rows; ++row)
-        for (uint32_t column = 0; column < format.columns; column += kGroupColumns) {
+        for (uint32_t column = 0; column < format.columns; column += kGroupColumns, ++groups) {
           const size_t begin = size_t{row} * format.columns + column;
           const uint32_t width = std::min(kGroupColumns, format.columns - column);
-          double error = 0;
-          for (size_t i = begin; i < begin + width; ++i)
-            error += std::pow(static_cast<double>(decoded[i]) - from_half(page[i]), 2);
-          const auto group = std::span(page).subspan(begin, width);
-          ASSERT_LE(error, full_range_error(group, code_bits(format.codec)) * (1 + 1e-4));
+          sum += relative_error(std::span(page).subspan(begin, width),
+                                std::span(decoded).subspan(begin, width), code_bits(format.codec));
         }
+      EXPECT_LE(sum / groups, 1.002);
     }
   });
 }

@@ -20,7 +20,7 @@ namespace hifc::kv {
 inline constexpr uint32_t kIdentityVersion = 2;
 
 // Raised when a change of HiFC or of its libllama computes other K or V from the same inputs.
-inline constexpr uint32_t kNumericsRevision = 1;
+inline constexpr uint32_t kNumericsRevision = 2;
 
 struct Rope {
   std::vector<std::byte> metadata;  // what the model's file says (engine::Preflight::rope)

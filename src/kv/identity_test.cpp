@@ -38,9 +38,9 @@ Identity example() {
 
 TEST(Fingerprint, EqualsTheGoldenValues) {
   EXPECT_EQ(hex(fingerprint({})),
-            "2dd13ac8af3f267c3d97840454381298327736e9fca98db7dbac0e8bcfa9c7c4");
+            "011e132a448650370e119aec688de0eb28398923a6c329de90575530440047d8");
   EXPECT_EQ(hex(fingerprint(example())),
-            "f547548a4723f291e24fdb5a6a88ebd540b779a9aeaa0a84ae8120e5689014d2");
+            "d208efe7909841f9703f53fe54ca7330b78ca795cfba59f9252d57ee94632bec");
 }
 
 TEST(Fingerprint, DiffersWithEveryField) {

@@ -52,34 +52,42 @@ HWY_INLINE WordVector shifts_from(size_t column) {
   return hn::Load(WordTag(), kColumnShifts<kBits>.by_column + column);
 }
 
+// The codes of a group as an encoder has them, a byte each: byte k of word i is that of column
+// i + 16 * k.
+inline constexpr size_t kQuads = kGroupColumns / 4;
+inline constexpr size_t kQuadVectors = kQuads / kFloatLanes;
+struct Quads {
+  WordVector words[kQuadVectors];
+};
+
+// A plane's words are made of quads that lie kPlaneWords apart, each shifted to its place. The
+// vectors' ports are the bottleneck of encoding: the rest is left to general registers.
 template <size_t kBits>
-HWY_INLINE void pack_words(const WordVector (&codes)[kGroupVectors], std::byte* plane) {
+HWY_INLINE void pack_words(const Quads& codes, std::byte* plane) {
   constexpr size_t kWords = kPlaneWords<kBits>;
-  const hn::CappedTag<uint32_t, kWords> d;
-  for (size_t word = 0; word < kWords; word += hn::MaxLanes(d)) {
-    WordVector packed = hn::Zero(WordTag());
-    for (size_t i = word / kFloatLanes; i < kGroupVectors;
-         i += std::max<size_t>(1, kWords / kFloatLanes))
-      packed = hn::Or(packed, codes[i] << shifts_from<kBits>(i * kFloatLanes));
-    const auto folded =
-        fold<kWords>(WordTag(), packed, [](auto a, auto b) HWY_ATTR { return hn::Or(a, b); });
-    hn::StoreU(folded, d, reinterpret_cast<uint32_t*>(plane) + word);
+  alignas(64) uint32_t shifted[kQuads];
+  HIFC_UNROLL
+  for (size_t i = 0; i < kQuadVectors; ++i)
+    hn::Store(codes.words[i] << shifts_from<kBits>(i * kFloatLanes), WordTag(),
+              shifted + i * kFloatLanes);
+  for (size_t word = 0; word < kWords; word += 2) {
+    uint64_t packed = 0;
+    for (size_t i = word; i < kQuads; i += kWords) {
+      uint64_t both = 0;
+      std::memcpy(&both, shifted + i, sizeof(both));
+      packed |= both;
+    }
+    std::memcpy(plane + word * sizeof(uint32_t), &packed, sizeof(packed));
   }
 }
 
-// `codes`: one in each word.
 template <size_t kBits>
-HWY_INLINE void pack_codes(const WordVector (&codes)[kGroupVectors], std::byte* out) {
-  if constexpr (kBits == 8) {
-    const hn::Rebind<uint8_t, FloatTag> d;
-    auto* bytes = reinterpret_cast<uint8_t*>(out);
-    for (size_t i = 0; i < kGroupVectors; ++i)
-      hn::StoreU(hn::TruncateTo(d, codes[i]), d, bytes + i * kFloatLanes);
-  } else if constexpr (kBits == 3) {
-    WordVector low[kGroupVectors], high[kGroupVectors];
-    for (size_t i = 0; i < kGroupVectors; ++i) {
-      low[i] = hn::And(codes[i], hn::Set(WordTag(), 3));
-      high[i] = hn::ShiftRight<2>(codes[i]);
+HWY_INLINE void pack_codes(const Quads& codes, std::byte* out) {
+  if constexpr (kBits == 3) {
+    Quads low, high;
+    for (size_t i = 0; i < kQuadVectors; ++i) {
+      low.words[i] = hn::And(codes.words[i], hn::Set(WordTag(), 0x03030303u));
+      high.words[i] = hn::And(hn::ShiftRight<2>(codes.words[i]), hn::Set(WordTag(), 0x01010101u));
     }
     pack_words<2>(low, out);
     pack_words<1>(high, out + sizeof(Codes<2>));

@@ -10,12 +10,15 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 
 #include "base/check.h"
 #include "hwy/highway.h"
 #include "kernels/codec.h"
-#include "kernels/generic/quantize-inl.h"
+#include "kernels/generic/codes-inl.h"
+#include "kernels/generic/planes-inl.h"
+#include "kernels/generic/range-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace hifc::kernels::HWY_NAMESPACE {
@@ -86,6 +89,30 @@ HWY_INLINE void with_width(size_t width, const Run& run) {
   }
 }
 
+inline float read_half(const std::byte* from) {
+  uint16_t half = 0;
+  std::memcpy(&half, from, sizeof(half));
+  return float_of_half(half);
+}
+
+// Calls use(column, codes) for each vector of the codes of a group.
+template <size_t kBits, size_t kWidth, class Use>
+HWY_INLINE void for_codes(const std::byte* from, const Use& use) {
+  if constexpr (kWidth == kGroupColumns) {
+    const CodeReader<kBits> codes(*reinterpret_cast<const Codes<kBits>*>(from));
+    HIFC_UNROLL
+    for (size_t i = 0; i < kGroupVectors; ++i) use(i * kFloatLanes, codes.vector(i));
+  } else {
+    const hn::Rebind<uint8_t, FloatTag> bytes;
+    const hn::RebindToSigned<FloatTag> words;
+    alignas(64) uint8_t codes[kWidth];
+    unpack_narrow<kBits, kWidth>(from, codes);
+    HIFC_UNROLL
+    for (size_t i = 0; i < kWidth; i += kFloatLanes)
+      use(i, hn::ConvertTo(FloatTag(), hn::PromoteTo(words, hn::LoadU(bytes, codes + i))));
+  }
+}
+
 // Calls use(row, column, codes) for each vector of codes.
 template <size_t kBits, size_t kWidth, class Use>
 HWY_INLINE void for_rows(const EncodedRows& rows, const Use& use) {
@@ -137,20 +164,6 @@ inline void decode_codes(const EncodedRows& rows, float* out, size_t stride) {
     with_width(rows.width,
                [&](auto width) HWY_ATTR { decode_codes_of<bits, width>(rows, out, stride); });
   });
-}
-
-// Rounds to the nearest F16; what is too large becomes infinite.
-HWY_INLINE void store_halves(FloatVector x, uint16_t* out) {
-#if HWY_TARGET <= HWY_AVX2
-  const hn::Rebind<hwy::float16_t, FloatTag> halves;
-  const hn::Rebind<uint16_t, FloatTag> bits;
-  hn::StoreU(hn::BitCast(bits, hn::DemoteTo(halves, x)), bits, out);
-#else
-  // Highway's conversion for these targets cuts off.
-  alignas(64) float lanes[kFloatLanes];
-  hn::Store(x, FloatTag(), lanes);
-  for (size_t i = 0; i < kFloatLanes; ++i) out[i] = half_of_float(lanes[i]);
-#endif
 }
 
 template <size_t kBits, size_t kWidth>
