@@ -10,6 +10,7 @@ void add_bench_command(CLI::App& app, Action& chosen) {
   bench->require_subcommand(1);
   add_bench_attention(*bench, chosen);
   add_bench_decode(*bench, chosen);
+  add_bench_prefetch(*bench, chosen);
   add_bench_prefill(*bench, chosen);
   add_bench_flash(*bench, chosen);
   add_bench_quality(*bench, chosen);

@@ -7,6 +7,7 @@ namespace hifc::apps {
 
 void add_bench_attention(CLI::App& bench, Action& chosen);
 void add_bench_decode(CLI::App& bench, Action& chosen);
+void add_bench_prefetch(CLI::App& bench, Action& chosen);
 void add_bench_prefill(CLI::App& bench, Action& chosen);
 void add_bench_flash(CLI::App& bench, Action& chosen);
 void add_bench_quality(CLI::App& bench, Action& chosen);

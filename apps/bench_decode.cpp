@@ -32,10 +32,23 @@ class Contender {
   std::vector<double> ms;  // [round] per token
 };
 
+// What of HiFC's configuration is compared.
+struct Variant {
+  std::string policy, attention;
+  double hot_ratio = 1;
+
+  std::string name() const {
+    return fmt::format("hot{:.2f}.{}.{}", hot_ratio, policy_label(policy), attention);
+  }
+  bool same_kind(const Variant& other) const {
+    return policy == other.policy && attention == other.attention;
+  }
+};
+
 class HifcContender final : public Contender {
  public:
-  HifcContender(double hot_ratio, std::unique_ptr<engine::Engine> engine)
-      : hot_ratio_(hot_ratio), engine_(std::move(engine)) {}
+  HifcContender(Variant variant, std::unique_ptr<engine::Engine> engine)
+      : variant_(std::move(variant)), engine_(std::move(engine)) {}
 
   Result<void> go_to(std::span<const int32_t> prefix) override {
     const auto length = static_cast<uint32_t>(prefix.size());
@@ -48,7 +61,7 @@ class HifcContender final : public Contender {
     return engine_->step({&token, 1}, engine::Outputs::kLast, cache::StepKind::kGeneration);
   }
 
-  double hot_ratio() const { return hot_ratio_; }
+  const Variant& variant() const { return variant_; }
   engine::Engine& engine() { return *engine_; }
 
   // Of all measured rounds of one context.
@@ -81,7 +94,7 @@ class HifcContender final : public Contender {
   }
 
  private:
-  double hot_ratio_;
+  Variant variant_;
   std::unique_ptr<engine::Engine> engine_;
 };
 
@@ -130,18 +143,34 @@ class DecodeBench {
     return {};
   }
 
-  Result<void> make_hifc(uint32_t context) {
+  std::vector<Variant> variants() const {
     std::vector<double> ratios = options_.hot_ratios;
     // The roofline needs the time of the same decode with everything hot.
     ratios.push_back(1.0);
     std::ranges::sort(ratios, std::greater());
     ratios.erase(std::unique(ratios.begin(), ratios.end()), ratios.end());
+    std::vector<Variant> all;
+    for (const std::string& policy : or_configured(options_.policies, "policy"))
+      for (const std::string& attention : or_configured(options_.attentions, "attention"))
+        for (const double ratio : ratios)
+          all.push_back({.policy = policy, .attention = attention, .hot_ratio = ratio});
+    return all;
+  }
+  std::vector<std::string> or_configured(const std::vector<std::string>& values,
+                                         std::string_view key) const {
+    if (!values.empty()) return values;
+    return {find_config_key(key)->get(bench_.config)};
+  }
+
+  Result<void> make_hifc(uint32_t context) {
     hifc_.clear();
-    for (const double ratio : ratios) {
-      HIFC_ASSIGN(auto engine, bench_.make_engine(
-                                   {.hot_ratio = ratio,
-                                    .context = context + (options_.rounds + 1) * options_.tokens}));
-      hifc_.push_back(std::make_unique<HifcContender>(ratio, std::move(engine)));
+    for (Variant& variant : variants()) {
+      HIFC_ASSIGN(auto engine,
+                  bench_.make_engine({.hot_ratio = variant.hot_ratio,
+                                      .context = context + (options_.rounds + 1) * options_.tokens,
+                                      .policy = variant.policy,
+                                      .attention = variant.attention}));
+      hifc_.push_back(std::make_unique<HifcContender>(std::move(variant), std::move(engine)));
     }
     return {};
   }
@@ -193,7 +222,7 @@ class DecodeBench {
 
   Result<void> decode(Contender& contender, size_t next) {
     const auto* hifc = dynamic_cast<HifcContender*>(&contender);
-    const double hot = hifc != nullptr ? hifc->hot_ratio() : 1;
+    const double hot = hifc != nullptr ? hifc->variant().hot_ratio : 1;
     const TraceScope scope(hifc != nullptr ? options_.trace.trace() : nullptr, kTraceRound,
                            {static_cast<uint64_t>(std::lround(100 * hot)), options_.tokens});
     for (uint32_t i = 0; i < options_.tokens; ++i)
@@ -202,27 +231,33 @@ class DecodeBench {
   }
 
   Result<void> add_rows(BenchReport& report, uint32_t context) {
-    const auto all_hot =
-        std::ranges::find_if(hifc_, [](const auto& each) { return each->hot_ratio() == 1.0; });
     for (auto& each : hifc_) {
+      const Variant& variant = each->variant();
+      const auto all_hot = std::ranges::find_if(hifc_, [&](const auto& other) {
+        return other->variant().hot_ratio == 1.0 && other->variant().same_kind(variant);
+      });
       HIFC_ASSIGN(Json metrics, metrics_of(*each, median((*all_hot)->ms)));
-      report.add_row(fmt::format("decode.ctx{}.hot{:.2f}.{}.exact", context, each->hot_ratio(),
-                                 policy_label(bench_.config.policy)),
-                     std::move(metrics), targets(context, each->hot_ratio(), bench_.config.policy));
+      report.add_row(fmt::format("decode.ctx{}.{}", context, variant.name()), std::move(metrics),
+                     targets(context, variant));
     }
     return {};
   }
 
-  static std::vector<BenchReport::Target> targets(uint32_t context, double hot_ratio,
-                                                  const std::string& policy) {
+  static std::vector<BenchReport::Target> targets(uint32_t context, const Variant& variant) {
     using Bound = BenchReport::Bound;
-    const double long_context = policy == "auto75" ? 2.5 : 2.3;
-    if (hot_ratio == 1.0)
+    const bool compact = variant.policy == "auto75";
+    if (variant.attention == "sparse") {
+      if (context < 8000 || variant.hot_ratio != 0.25) return {};
+      return {{"speedup", Bound::kAtLeast, 1.5}, {"roofline_ratio", Bound::kAtMost, 1.1}};
+    }
+    if (variant.hot_ratio == 1.0)
       return {{"speedup", Bound::kAtLeast,
-               context >= 8000  ? long_context
+               context >= 8000  ? compact ? 2.5 : 2.3
                : context <= 512 ? 0.97
                                 : 1.0}};
-    if (context >= 8000 && hot_ratio == 0.6) return {{"roofline_ratio", Bound::kAtMost, 1.25}};
+    if (context < 8000) return {};
+    if (variant.hot_ratio == 0.1 && compact) return {{"speedup", Bound::kAtLeast, 1.3}};
+    if (variant.hot_ratio >= 0.25) return {{"roofline_ratio", Bound::kAtMost, 1.05}};
     return {};
   }
 
@@ -294,8 +329,12 @@ void add_bench_decode(CLI::App& bench, Action& chosen) {
   decode->footer(
       "Example, with 60 % and 25 % of the KV hot and the rest on the drive of /data:\n"
       "  hifc bench decode -m model.gguf --context 2048,8000 --hot-ratio 1.0,0.6,0.25 "
-      "--flash /data/kv");
-  auto options = add_model_bench_options(*decode, {.contexts = {32, 512, 2048, 8000}, .rounds = 5});
+      "--flash /data/kv\n"
+      "Several policies and kinds of attention side by side:\n"
+      "  hifc bench decode -m model.gguf --context 8000 --hot-ratio 0.25 --flash /data/kv \\\n"
+      "      --policy fp16,auto75 --attention exact,sparse");
+  auto options = add_model_bench_options(
+      *decode, {.contexts = {32, 512, 2048, 8000}, .rounds = 5, .variants = Variants::kSeveral});
   add_number(*decode, "--tokens", options->tokens, between(1u, 4096u),
              "Tokens decoded in each round");
   options->trace.add_option(*decode);

@@ -7,6 +7,30 @@
 #include "apps/arguments.h"
 
 namespace hifc::apps {
+namespace {
+
+// Several values of one key, in one word: --policy fp16,auto75.
+void add_variants(CLI::App& command, std::string_view name, std::vector<std::string>& values) {
+  const ConfigKey& key = *find_config_key(name);
+  const CLI::callback_t parse = [&key, &values](const CLI::results_t& words) {
+    values.clear();
+    for (const std::string& word : words) {
+      Config config;
+      require(key.set(config, word, flag_name(key)));
+      if (const std::string value = key.get(config);
+          std::ranges::find(values, value) == values.end())
+        values.push_back(value);
+    }
+    return true;
+  };
+  command.add_option(flag_name(key), parse, std::string(key.help))
+      ->delimiter(',')
+      ->expected(-1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->type_name(std::string(key.value_hint) + ",...");
+}
+
+}  // namespace
 
 std::shared_ptr<ModelBenchOptions> add_model_bench_options(CLI::App& command,
                                                            ModelBenchDefaults defaults) {
@@ -23,8 +47,13 @@ std::shared_ptr<ModelBenchOptions> add_model_bench_options(CLI::App& command,
   add_numbers(command, "--hot-ratio", options->hot_ratios, between(0.0, 1.0),
               "Shares of the KV that stay hot")
       ->type_name("0..1,...");
-  constexpr auto kWithout = std::to_array<std::string_view>({"hot_cache_ratio", "context"});
-  options->config = std::make_unique<ConfigOptions>(command, kWithout);
+  std::vector<std::string_view> without = {"hot_cache_ratio", "context"};
+  if (defaults.variants == Variants::kSeveral) {
+    add_variants(command, "policy", options->policies);
+    add_variants(command, "attention", options->attentions);
+    without.insert(without.end(), {"policy", "attention"});
+  }
+  options->config = std::make_unique<ConfigOptions>(command, without);
   return options;
 }
 
@@ -73,14 +102,18 @@ Result<std::unique_ptr<engine::Engine>> ModelBench::make_engine(const EngineSetu
   engine_config.hot_cache_ratio = setup.hot_ratio;
   engine_config.hot_cache_size.reset();  // the ratio alone says what is hot
   engine_config.context = setup.context;
+  if (!setup.policy.empty()) HIFC_TRY(find_config_key("policy")->set(engine_config, setup.policy));
+  if (!setup.attention.empty())
+    HIFC_TRY(find_config_key("attention")->set(engine_config, setup.attention));
   const bool temporary = setup.flash_path.empty();
   if (config.flash_path)
     engine_config.flash_path =
-        temporary ? fmt::format("{}/hot{}", scratch.path(), setup.hot_ratio) : setup.flash_path;
+        temporary ? fmt::format("{}/engine{}", scratch.path(), engines++) : setup.flash_path;
   return engine::Engine::create(*model, *pool,
                                 {.config = engine_config,
                                  .temporary_flash = temporary,
                                  .expected_tokens = setup.context,
+                                 .weight_observer = setup.weight_observer,
                                  .cancelled = &interrupted(),
                                  .trace = options.trace.trace()});
 }

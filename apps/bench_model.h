@@ -23,6 +23,8 @@ struct ModelBenchOptions {
   std::string file = "/usr/share/common-licenses/GPL-3";
   std::vector<uint32_t> contexts;
   std::vector<double> hot_ratios = {1.0};
+  // Side by side, where the command has lists of them; empty: what the configuration says.
+  std::vector<std::string> policies, attentions;
   uint32_t rounds = 5;
   uint32_t tokens = 8;  // decoded by each contender in each round
   BenchOutput output;
@@ -30,9 +32,13 @@ struct ModelBenchOptions {
   std::unique_ptr<ConfigOptions> config;
 };
 
+// Whether --policy and --attention take several values.
+enum class Variants : uint8_t { kOne, kSeveral };
+
 struct ModelBenchDefaults {
   std::vector<uint32_t> contexts;
   uint32_t rounds = 5;
+  Variants variants = Variants::kOne;
 };
 std::shared_ptr<ModelBenchOptions> add_model_bench_options(CLI::App& command,
                                                            ModelBenchDefaults defaults);
@@ -49,6 +55,7 @@ struct ModelBench {
   std::unique_ptr<engine::Model> model;
   std::unique_ptr<engine::ThreadPool> pool;
   std::vector<int32_t> tokens;
+  uint32_t engines = 0;  // made so far over flash
 
   explicit ModelBench(const ModelBenchOptions& bench_options) : options(bench_options) {}
 
@@ -58,6 +65,8 @@ struct ModelBench {
   struct EngineSetup {
     double hot_ratio = 1;  // of the KV of `context` tokens
     uint32_t context = 0;
+    std::string policy = {}, attention = {}, predictor = {};  // empty: as configured
+    cache::PageWeightObserver* weight_observer = nullptr;
     // Keeps what is stored there. Empty: nothing is taken from an earlier engine, nothing is kept.
     std::string flash_path = {};
   };

@@ -210,12 +210,14 @@ std::string print_tenant(const Config& config) {
 }
 
 Result<void> parse_policy(Config& config, std::string_view value, std::string_view shown) {
-  if (!is_policy_path(value) && std::ranges::find(kPolicyNames, value) == kPolicyNames.end())
+  const bool named =
+      value == "fp16" || std::ranges::find(kPolicyNames, value) != kPolicyNames.end();
+  if (!named && !is_policy_path(value))
     return refuse(shown, value,
                   fmt::format("{}, or the path of a policy file (.yaml), which 'hifc tune quality' "
                               "writes",
                               fmt::join(kPolicyNames, ", ")));
-  config.policy = value;
+  config.policy = value == "fp16" ? "f16" : value;
   return {};
 }
 

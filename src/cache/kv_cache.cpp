@@ -338,12 +338,14 @@ Result<void> KvCache::stream(const LayerInput& input) {
     pending.push_back(unit);
   prefetcher_.begin_layer(layer);
   prefetcher_.count_wanted();
+  const bool observed = options_.weight_observer != nullptr && step_.tokens.size() == 1;
   attention_.begin(input, {.kind = step_.kind,
                            .position = step_.position,
                            .tokens = static_cast<uint32_t>(step_.tokens.size()),
                            .first_split = first_split,
                            .last_split = last_split,
-                           .codecs = layout().sealed[layer].codecs()});
+                           .codecs = layout().sealed[layer].codecs(),
+                           .page_weights = observed ? &exact_weights_ : nullptr});
   while (!pending.empty()) {
     advance_reads(layer);
     HIFC_TRY(check_lost(layer));
@@ -362,6 +364,8 @@ Result<void> KvCache::stream(const LayerInput& input) {
   }
   const TraceScope scope(options_.trace, kTraceMerge, {layer});
   attention_.finish();
+  if (observed)
+    options_.weight_observer->weighed(layer, first_split * kernels::kSplitPages, exact_weights_);
   return {};
 }
 

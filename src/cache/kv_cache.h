@@ -57,6 +57,17 @@ namespace hifc::cache {
 // The newest tokens are never encoded.
 inline constexpr uint32_t kExactTokens = 128;
 
+// Is told, on the thread that drives the cache, what each page has of the attention of a step of
+// few query rows, such as one token's.
+class PageWeightObserver {
+ public:
+  virtual ~PageWeightObserver() = default;
+  // Exact attention: pages from `first_page` on, every one.
+  virtual void weighed(uint32_t layer, uint32_t first_page, const PageWeights& weights) = 0;
+  // Sparse attention: what it attended to.
+  virtual void selected(uint32_t layer, uint32_t kv_head, const PageList& pages) = 0;
+};
+
 struct CacheOptions {
   kv::ModelShape shape;
   uint32_t block_tokens = 256;  // 64, 128 or a multiple of 256
@@ -64,6 +75,7 @@ struct CacheOptions {
   kv::Fingerprint fingerprint = {};
   PrefetchOptions prefetch;
   SparseOptions sparse;
+  PageWeightObserver* weight_observer = nullptr;
   const std::atomic<bool>* cancelled = nullptr;  // attend() fails with kCancelled once it is true
   Trace* trace = nullptr;                        // outlives the tiers: late reads are recorded too
 };

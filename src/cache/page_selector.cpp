@@ -38,7 +38,7 @@ PageSelector::PageSelector(const kv::ModelShape& shape, SparseOptions options,
   for (Layer& layer : layers_) {
     layer.heads.resize(shape.kv_heads);
     for (Head& head : layer.heads)
-      head.predictor = make_predictor(options_.predictor, options_.mass);
+      head.predictor = make_predictor(options_.predictor, 1 - kPredicted * (1 - options_.mass));
   }
 }
 
@@ -79,8 +79,7 @@ void PageSelector::estimate(uint32_t kv_head) {
   }
 }
 
-// What has been read ahead; and where this step's estimates say that far too little of the query's
-// attention is there, more. Waiting for what is missing by a little would cost more than it gives.
+// What has been read ahead; and more where this step's estimates say that it is not enough.
 PageList PageSelector::choose(uint32_t kv_head) const {
   const Head& head = layers_[layer_].heads[kv_head];
   PageList chosen = head.predictor->predict(sketched_), rest;
@@ -93,7 +92,7 @@ PageList PageSelector::choose(uint32_t kv_head) const {
   double left_out = 0;
   std::ranges::set_difference(sketched_, chosen, std::back_inserter(rest));
   for (const uint32_t page : rest) left_out += head.mass[page];
-  if (left_out <= kTolerated * (1 - options_.mass)) return chosen;
+  if (left_out <= 1 - options_.mass) return chosen;
   PageList more = heaviest(head.mass, rest, options_.mass);
   if (options_.page_budget != 0 && chosen.size() + more.size() > options_.page_budget) {
     std::ranges::sort(more, {}, [&](uint32_t page) { return std::pair(-head.mass[page], page); });

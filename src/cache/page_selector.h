@@ -55,9 +55,10 @@ struct SparseStatistics {
 class PageSelector {
  public:
   static constexpr uint32_t kNewestPages = 2;
-  // How many times as much as `mass` leaves out may be missing before a step waits for more pages:
-  // little of it is ever missing, and waiting costs a read's latency in each layer.
-  static constexpr double kTolerated = 3;
+  // Of what `mass` leaves out, predictions leave out so much, since not all of them come true: a
+  // step that misses more has to wait for pages, which costs a read's latency in each layer
+  // (measured: docs/measurements.md).
+  static constexpr double kPredicted = 0.5;
   // Of statistics for so many pages, sketches included.
   static uint64_t bytes(const kv::ModelShape& shape, uint32_t pages);
 
