@@ -1,0 +1,90 @@
+#!/usr/bin/env python3
+"""Sparse attention: what its report says, what it does not depend on, and what is refused."""
+
+import json
+import unittest
+
+from program import LICENSES, ProgramTest, model
+
+MODEL = "llama-hd128"
+# 1,900 tokens of a random model, whose attention is nearly even.
+TEXT = (LICENSES / "GPL-3").read_text()[:5000]
+
+
+class Sparse(ProgramTest):
+    def sparse(self, *more):
+        return self.run_command(MODEL, "-n", "12", "--attention", "sparse", *more, prompt=TEXT)
+
+    def test_over_all_of_the_attention_it_is_exact(self):
+        exact = self.report_of(*self.run_command(MODEL, "-n", "12", prompt=TEXT))
+        whole = self.report_of(*self.sparse("--mass", "1"))
+        self.assertEqual(whole["logits_hash"], exact["logits_hash"])
+        self.assertEqual(exact["attention"], {"mode": "exact"})
+        self.assertEqual(whole["attention"]["pages_selected_share"], 1)
+        self.assertEqual(whole["attention"]["skipped_mass_bound"]["max"], 0)
+
+    def test_it_is_the_same_wherever_blocks_are(self):
+        reports = [self.report_of(*self.sparse("--mass", "0.5", *budget))
+                   for budget in ((), ("--flash", self.flash, "--hot", "1MiB"),
+                                  ("--flash", self.flash, "--hot-ratio", "0.5"))]
+        self.assertEqual(len({report["logits_hash"] for report in reports}), 1)
+        attention = reports[0]["attention"]
+        self.assertLess(attention["pages_selected_share"], 0.9)
+        self.assertLessEqual(attention["skipped_mass"]["max"], 0.5)
+        self.assertLessEqual(attention["skipped_mass"]["p50"],
+                             attention["skipped_mass_bound"]["p50"])
+        self.assertEqual(attention["sparse_tokens"], 11)
+        self.assertEqual(reports[1]["prefetch"]["predictor"], "decayed_mean")
+
+    def test_the_bound_is_kept(self):
+        report = self.report_of(*self.sparse("--mass", "0.3", "--mass-bound", "0.2"))
+        self.assertLessEqual(report["attention"]["skipped_mass_bound"]["max"], 0.2001)
+
+    def test_nonsense_is_refused(self):
+        for more, words in ((("--mass", "0"), ("--mass", "above 0 and at most 1")),
+                            (("--mass-bound", "2"), ("--mass-bound",)),
+                            (("--predictor", "crystal"), ("decayed_mean", "hot_span")),
+                            (("--on-miss", "wait"), ("fetch or skip",))):
+            self.refused(*self.sparse(*more), words=words, status=2)
+        self.refused(*self.sparse("--deterministic"), words=("attention exact",))
+        self.refused(*self.sparse("--warm", "1KiB"), words=("warm_cache_size", "sparse attention"))
+
+    def test_quality_is_measured_token_by_token(self):
+        text = self.folder / "text"
+        text.write_text(TEXT)
+        done = self.succeed("eval", "-m", model(MODEL), "-f", text, "--tokens", "900",
+                            "--threads", "1", "-q", "--attention", "sparse", "--mass", "0.9",
+                            "--json")
+        rows = {row["name"]: row for row in json.loads(done.stdout)["rows"]}
+        self.assertGreater(rows["hifc"]["metrics"]["kl"], 0)
+        self.assertGreater(rows["hifc"]["metrics"]["attention"]["sparse_tokens"], 300)
+        self.assertIn("kl_over_floor", rows["hifc"]["target"])
+
+    def test_predictions_are_compared(self):
+        done = self.succeed("bench", "prefetch", "-m", model(MODEL), "--context", "1000",
+                            "--tokens", "40", "--threads", "1", "--flash", self.flash, "--json")
+        rows = {row["name"]: row["metrics"] for row in json.loads(done.stdout)["rows"]}
+        self.assertEqual(sorted(rows), sorted(
+            f"prefetch.{name}.ctx1000"
+            for name in ("decayed_mean", "decayed_max", "mean", "hot_span")))
+        for name, metrics in rows.items():
+            for key in ("recall", "share_fetched", "selected_recall", "on_time"):
+                self.assertGreater(metrics[key], 0, name)
+                self.assertLessEqual(metrics[key], 1, name)
+        # One span has all that is between; in a random model little is.
+        self.assertGreaterEqual(rows["prefetch.hot_span.ctx1000"]["share_fetched"],
+                                rows["prefetch.mean.ctx1000"]["share_fetched"])
+        self.assertEqual(self.leftovers(), [])
+
+    def test_policies_and_attentions_are_compared_side_by_side(self):
+        done = self.succeed("bench", "decode", "-m", model(MODEL), "--context", "600",
+                            "--rounds", "1", "--tokens", "2", "--threads", "1",
+                            "--policy", "fp16,auto75", "--attention", "exact,sparse", "--json")
+        names = {row["name"] for row in json.loads(done.stdout)["rows"]}
+        self.assertEqual(names, {f"decode.ctx600.hot1.00.{policy}.{attention}"
+                                 for policy in ("fp16", "auto75")
+                                 for attention in ("exact", "sparse")})
+
+
+if __name__ == "__main__":
+    unittest.main()
