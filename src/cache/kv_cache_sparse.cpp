@@ -99,12 +99,10 @@ Result<void> KvCache::bring(uint32_t layer, std::span<const uint32_t> groups,
                             uint64_t patience_ns) {
   advance_reads(layer);
   HIFC_TRY(check_lost(layer));
-  while (!ready(layer, groups)) {
+  if (!ready(layer, groups))
     HIFC_TRY(wait_for_reads(layer, {.enough = [&] { return ready(layer, groups); },
                                     .first = groups,
                                     .patience_ns = patience_ns}));
-    if (patience_ns != UINT64_MAX) break;
-  }
   return verify(layer, groups);
 }
 

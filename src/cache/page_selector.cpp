@@ -18,6 +18,14 @@ double total(std::span<const float> weights) {
   return std::accumulate(weights.begin(), weights.end(), 0.0);
 }
 
+// The `count` heaviest of them, ascending.
+void keep_heaviest(PageList& pages, std::span<const float> mass, size_t count) {
+  if (pages.size() <= count) return;
+  std::ranges::sort(pages, {}, [&](uint32_t page) { return std::pair(-mass[page], page); });
+  pages.resize(count);
+  std::ranges::sort(pages);
+}
+
 void insert(PageList& pages, uint32_t page) {
   pages.insert(std::ranges::lower_bound(pages, page), page);
 }
@@ -82,22 +90,15 @@ void PageSelector::estimate(uint32_t kv_head) {
 // What has been read ahead; and more where this step's estimates say that it is not enough.
 PageList PageSelector::choose(uint32_t kv_head) const {
   const Head& head = layers_[layer_].heads[kv_head];
+  const size_t budget = options_.page_budget != 0 ? options_.page_budget : sketched_.size();
   PageList chosen = head.predictor->predict(sketched_), rest;
-  if (options_.page_budget != 0 && chosen.size() > options_.page_budget) {
-    const auto expected = head.predictor->expected();
-    std::ranges::sort(chosen, {}, [&](uint32_t page) { return std::pair(-expected[page], page); });
-    chosen.resize(options_.page_budget);
-    std::ranges::sort(chosen);
-  }
+  keep_heaviest(chosen, head.predictor->expected(), budget);
   double left_out = 0;
   std::ranges::set_difference(sketched_, chosen, std::back_inserter(rest));
   for (const uint32_t page : rest) left_out += head.mass[page];
   if (left_out <= 1 - options_.mass) return chosen;
   PageList more = heaviest(head.mass, rest, options_.mass);
-  if (options_.page_budget != 0 && chosen.size() + more.size() > options_.page_budget) {
-    std::ranges::sort(more, {}, [&](uint32_t page) { return std::pair(-head.mass[page], page); });
-    more.resize(options_.page_budget - chosen.size());
-  }
+  keep_heaviest(more, head.mass, budget - chosen.size());
   chosen.insert(chosen.end(), more.begin(), more.end());
   std::ranges::sort(chosen);
   return chosen;

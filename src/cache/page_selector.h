@@ -2,12 +2,10 @@
 //
 // In each layer without a window, every KV head has a set of its own:
 //   - the first page and the newest ones;
-//   - pages that held `mass` of the attention of the steps before, by the predictor: these have
-//   been
-//     read ahead;
-//   - where they hold far less of this step's attention, by its query and the sketches of all
-//   pages,
-//     the heaviest of the others, until `mass` is reached.
+//   - pages that held most of the attention of the steps before, which have been read ahead
+//     (page_predictor.h);
+//   - where these leave out more than `mass` allows of this step's attention, by its query and all
+//     pages' sketches: the heaviest of the others, until they do not.
 // Attention is meant as the mean over the head's queries.
 //
 // So budgets adapt to layer, head and text. With SparseOptions::bound, more are taken until what is
