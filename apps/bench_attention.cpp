@@ -136,11 +136,9 @@ class Workload {
   void read(Parallel& parallel) {
     std::atomic<uint64_t> sum = 0;
     parallel.run(layers_ * splits(), [&](uint32_t index, uint32_t) {
-      const auto words = [&](size_t offset) {
-        return reinterpret_cast<const uint64_t*>(block(index) + offset);
-      };
-      sum += read_all(words(layout_.k_offset()), layout_.k_bytes() / sizeof(uint64_t)) +
-             read_all(words(layout_.v_offset()), layout_.v_bytes() / sizeof(uint64_t));
+      const std::byte* from = block(index) + layout_.head_offset(0);
+      sum += read_all(reinterpret_cast<const uint64_t*>(from),
+                      shape_.kv_heads * layout_.head_bytes() / sizeof(uint64_t));
     });
   }
 
@@ -173,8 +171,11 @@ class Workload {
     for (uint16_t& number : page) number = static_cast<uint16_t>((number & 0x83ff) | 0x3000);
     parallel.run(static_cast<uint32_t>(blocks), [&](uint32_t index, uint32_t) {
       for (uint32_t i = 0; i < layout_.pages() * shape_.kv_heads; ++i) {
-        codecs->encode(layout_.k_format(), page.data(), block(index) + layout_.k_page_offset(0, i));
-        codecs->encode(layout_.v_format(), page.data(), block(index) + layout_.v_page_offset(0, i));
+        const uint32_t at = i / shape_.kv_heads, head = i % shape_.kv_heads;
+        codecs->encode(layout_.k_format(), page.data(),
+                       block(index) + layout_.k_page_offset(at, head));
+        codecs->encode(layout_.v_format(), page.data(),
+                       block(index) + layout_.v_page_offset(at, head));
       }
     });
     const size_t rows = size_t{kPrefillTokens} * shape_.query_heads * shape_.head_dim;

@@ -336,9 +336,11 @@ Result<void> KvCache::stream(const LayerInput& input) {
   for (uint32_t unit = first_split / splits_per_unit(); unit * splits_per_unit() < last_split;
        ++unit)
     pending.push_back(unit);
+  if (sparse_step_ && selector_->applies_to(layer)) selector_->read_everything(layer);
   prefetcher_.begin_layer(layer);
   prefetcher_.count_wanted();
-  const bool observed = options_.weight_observer != nullptr && step_.tokens.size() == 1;
+  const bool observed = options_.weight_observer != nullptr && step_.tokens.size() == 1 &&
+                        step_.kind == StepKind::kGeneration;
   attention_.begin(input, {.kind = step_.kind,
                            .position = step_.position,
                            .tokens = static_cast<uint32_t>(step_.tokens.size()),
@@ -392,10 +394,7 @@ std::vector<uint32_t> KvCache::groups_of(uint32_t layer, std::span<const uint32_
 }
 
 bool KvCache::ready(uint32_t layer, std::span<const uint32_t> groups) const {
-  return std::ranges::all_of(groups, [&](uint32_t g) {
-    const Block::State state = sequence_.groups[g].blocks[layer].state;
-    return state == Block::State::kResident || state == Block::State::kStaged;
-  });
+  return std::ranges::all_of(groups, [&](uint32_t g) { return prefetcher_.ready(layer, g); });
 }
 
 bool KvCache::ready(uint32_t layer, uint32_t unit) const {
@@ -475,8 +474,16 @@ Result<void> KvCache::check_lost(uint32_t layer) const {
 
 bool KvCache::verify_block(uint32_t layer, uint32_t index) const {
   const Group& group = sequence_.groups[index];
-  const auto bytes = tiers_.span(group.blocks[layer].frame);
-  if (!tiers_.store().verify(group.handle, layer, bytes)) return false;
+  const Block& block = group.blocks[layer];
+  const auto bytes = tiers_.span(block.frame);
+  flash::Store& store = tiers_.store();
+  const auto extents =
+      extents_of(block.heads, layout().sealed[layer], bytes.size(), group.handle.chunk_bytes());
+  const bool good = std::ranges::all_of(extents, [&](const Extent& extent) {
+    return store.verify(group.handle, {layer, extent.begin, extent.size()},
+                        bytes.subspan(extent.begin, extent.size()));
+  });
+  if (!good || block.heads != kAllHeads) return good;
   return kv::check_header(format_.sealed_header(index, layer), bytes).has_value();
 }
 

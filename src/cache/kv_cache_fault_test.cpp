@@ -69,8 +69,9 @@ TEST_F(KvCacheFault, AFlippedByteIsFoundAndItsGroupComputedAgain) {
   start(session);
   uint64_t damaged = 0;
   for (const uint32_t layer : {0u, 2u, 3u})
-    for (const size_t offset : {size_t{5}, size_t{4000}, layout.k_offset() + 100,
-                                layout.v_offset() + 7, layout.block_bytes() - 1}) {
+    for (const size_t offset :
+         {size_t{5}, size_t{4000}, layout.k_page_offset(0, 0) + 100,
+          layout.v_page_offset(0, in_.shape.kv_heads - 1) + 7, layout.block_bytes() - 1}) {
       SCOPED_TRACE(fmt::format("layer {}, byte {}", layer, offset));
       const uint32_t group = 4 + damaged++ % 5;
       ASSERT_TRUE(session.damage(group, layer, offset));

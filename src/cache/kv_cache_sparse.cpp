@@ -54,13 +54,18 @@ void KvCache::begin_sparse_step() {
     pin_hot_pages();
 }
 
+// What a block costs when it is not in memory: a read as often as one of its pages is selected.
 void KvCache::pin_hot_pages() {
   const uint32_t pages = layout().exact.pages();
   placement_.pin_hottest(groups_end(), [&](uint32_t group, uint32_t layer) {
-    float most = 0;
+    float heat = 0;
     for (uint32_t page = group * pages; page < (group + 1) * pages; ++page)
-      most = std::max(most, selector_->heat(layer, page));
-    return most;
+      heat = std::max(heat, selector_->heat(layer, page));
+    const tier::DeviceProfile& device = options_.prefetch.device;
+    const uint64_t bytes = layout().sealed[layer].block_bytes();
+    const double cost =
+        device.known() ? device.read_seconds(bytes) / static_cast<double>(bytes) : 1.0;
+    return heat * cost;
   });
   residency_.trim();
 }
@@ -299,11 +304,12 @@ void KvCache::sketch_pages(uint32_t layer, std::span<const uint32_t> groups) {
   const TraceScope scope(options_.trace, kTraceSketch, {layer, fresh.size()});
   sketches.prepare(layer, fresh.back());
   const uint32_t heads = options_.shape.kv_heads;
+  const bool rotated = kv::rotates(layout().sealed[layer].codecs().k);
   parallel_.run(static_cast<uint32_t>(fresh.size()) * heads, [&](uint32_t task, uint32_t) {
     const uint32_t page = fresh[task / heads], head = task % heads;
     kernels::SplitPages pages;
     add_page(layer, page, head, 0, pages);
-    sketches.set(layer, page, head, pages.k[0]);
+    sketches.set(layer, page, head, pages.k[0], rotated);
   });
   for (const uint32_t page : fresh) sketches.complete(layer, page);
 }

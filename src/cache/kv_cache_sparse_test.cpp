@@ -95,6 +95,10 @@ TEST(SparseAttention, GivesTheSameBitsWhereverBlocksAre) {
         setup.hot_frames = more;
         setup.threads = 1 + more / 20;
         setup.prefetch.window_layers = more / 20;
+        // Reads that cost nothing, so that none is longer than it must; little; and so much that
+        // all is read through.
+        if (more > 0)
+          setup.prefetch.device = {.fixed_s = more == 20 ? 1e-5 : 1, .s_per_byte = 1e-9};
         Session session(in, setup);
         run(session);
         EXPECT_TRUE(same_bits(in, expected, session.outputs, kTokens));
@@ -104,26 +108,30 @@ TEST(SparseAttention, GivesTheSameBitsWhereverBlocksAre) {
 
 TEST(SparseAttention, LeavesOutWhatWeighsLittle) {
   const Inputs in = peaked_inputs(3);
-  const CacheSetup memory = in_memory(kShape, kTokens, 64);
-  const Outputs exact = outputs_of(in, generating(memory, {}));
-  double worse = 0;
-  for (const double mass : {0.98, 0.9, 0.4}) {
-    Session session(in, generating(memory, with_mass(mass)));
-    run(session);
-    const SparseStatistics statistics = session.cache->statistics().sparse;
-    EXPECT_LT(statistics.pages_selected, statistics.pages_seen);
-    EXPECT_EQ(statistics.pages_missed, 0u);
-    const double now = error(in, exact, session.outputs, 0);
-    EXPECT_GT(now, worse);
-    EXPECT_LT(now, 3 * (1 - mass));
-    worse = now;
-    // Layers with a window have exact attention.
-    EXPECT_EQ(error(in, exact, session.outputs, 2), 0.0);
-    const SkippedMass& skipped = *session.cache->skipped();
-    ASSERT_EQ(skipped.estimate.size(), kTokens - kPrompt);
-    for (size_t i = 0; i < skipped.estimate.size(); ++i) {
-      EXPECT_LE(skipped.estimate[i], 1 - mass + 1e-6);
-      EXPECT_LE(skipped.estimate[i], skipped.bound[i] + 1e-6f);
+  for (const kv::CodecPolicy& codecs :
+       {kv::CodecPolicy{}, kv::CodecPolicy(4, {.k = kv::Codec::kI4, .v = kv::Codec::kI3}),
+        kv::CodecPolicy(4, {.k = kv::Codec::kI8, .v = kv::Codec::kI4})}) {
+    const CacheSetup memory = in_memory(kShape, kTokens, 64, codecs);
+    const Outputs exact = outputs_of(in, generating(memory, {}));
+    double worse = 0;
+    for (const double mass : {0.98, 0.9, 0.4}) {
+      Session session(in, generating(memory, with_mass(mass)));
+      run(session);
+      const SparseStatistics statistics = session.cache->statistics().sparse;
+      EXPECT_LT(statistics.pages_selected, statistics.pages_seen);
+      EXPECT_EQ(statistics.pages_missed, 0u);
+      const double now = error(in, exact, session.outputs, 0);
+      EXPECT_GT(now, worse);
+      EXPECT_LT(now, 3 * (1 - mass));
+      worse = now;
+      // Layers with a window have exact attention.
+      EXPECT_EQ(error(in, exact, session.outputs, 2), 0.0);
+      const SkippedMass& skipped = *session.cache->skipped();
+      ASSERT_EQ(skipped.estimate.size(), kTokens - kPrompt);
+      for (size_t i = 0; i < skipped.estimate.size(); ++i) {
+        EXPECT_LE(skipped.estimate[i], 1 - mass + 1e-6);
+        EXPECT_LE(skipped.estimate[i], skipped.bound[i] + 1e-6f);
+      }
     }
   }
 }
@@ -183,6 +191,22 @@ TEST(SparseAttention, ReadsLessThanExactAttention) {
   EXPECT_LT(read(with_mass(0.5)), read({}) * 2 / 3);
 }
 
+TEST(SparseAttention, ReadsTheHeadsThatSelectAPage) {
+  const Inputs in = peaked_inputs(7);
+  CacheSetup setup = generating(minimum(kShape, 64, 256), with_mass(0.5));
+  setup.hot_frames = 16;
+  Session session(in, setup);
+  ASSERT_TRUE(session.open());
+  ASSERT_TRUE(session.advance(kPrompt + 1, 256));
+  const auto before = session.tiers->counters(tier::Tier::kCold).bytes_read;
+  const auto blocks_before = session.cache->statistics().prefetch.blocks_fetched;
+  ASSERT_TRUE(session.advance(kTokens, 1));
+  const auto bytes = session.tiers->counters(tier::Tier::kCold).bytes_read - before;
+  const auto blocks = session.cache->statistics().prefetch.blocks_fetched - blocks_before;
+  EXPECT_GT(blocks, 100u);
+  EXPECT_LT(bytes, blocks * session.layout().exact.block_bytes() * 3 / 4);
+}
+
 TEST(SparseAttention, GoesOnAfterBeingCutOff) {
   const Inputs in = peaked_inputs(8);
   Session session(in, generating(minimum(kShape, 64, 256), with_mass(0.7)));
@@ -201,10 +225,15 @@ TEST(SparseAttention, ComputesDamagedGroupsAgain) {
   ASSERT_TRUE(session.advance(kPrompt, 256));
   ASSERT_TRUE(session.cache->flush());
   uint32_t damaged = 0;
-  for (uint32_t group = 2; group < 12; group += 3) damaged += session.damage(group, 0, 5000);
+  // One head's part of each: it is found when that is read.
+  const size_t head = session.layout().exact.head_bytes();
+  for (uint32_t group = 2; group < 12; group += 3)
+    damaged += session.damage(group, 0, 5000 + group % 2 * head);
   EXPECT_GT(damaged, 0u);
   ASSERT_TRUE(session.advance(kTokens, 1));
   EXPECT_GT(session.cache->statistics().lost_groups, 0u);
+  EXPECT_EQ(session.cache->statistics().lost_groups,
+            session.tiers->store().statistics().quarantined_values);
 }
 
 }  // namespace

@@ -37,7 +37,8 @@ uint64_t PageSelector::bytes(const kv::ModelShape& shape, uint32_t pages) {
   const uint64_t heads = shape.kv_heads;
   // Of each head the predictor's history at its largest and this step's masses.
   const uint64_t head = make_predictor(PredictorKind::kMean, 1.0)->bytes(1) + sizeof(float);
-  return PageSketches::bytes(shape, pages) + layers * pages * (heads * head + sizeof(float) + 1);
+  return PageSketches::bytes(shape, pages) +
+         layers * pages * (heads * head + sizeof(float) + sizeof(HeadSet));
 }
 
 PageSelector::PageSelector(const kv::ModelShape& shape, SparseOptions options,
@@ -62,9 +63,9 @@ void PageSelector::begin_layer(uint32_t layer, uint32_t pages) {
   always_.clear(), sketched_.clear();
   for (uint32_t page = 0; page < pages; ++page)
     (page == 0 || page + kNewestPages >= pages ? always_ : sketched_).push_back(page);
-  std::vector<uint8_t>& reads = layers_[layer].reads;
+  std::vector<HeadSet>& reads = layers_[layer].reads;
   for (const uint32_t page : always_)
-    if (page < reads.size()) reads[page] = 1;
+    if (page < reads.size()) reads[page] = kAllHeads;
 }
 
 // Shares of pages of each query's attention, mean over the head's queries.
@@ -161,13 +162,23 @@ void PageSelector::select(const Weights& weights) {
     statistics.pages_selected += selected.size();
     statistics.pages_seen += pages_;
   }
-  read_next(selected());
+  read_next([&](uint32_t head) { return selected_[head]; });
 }
 
-void PageSelector::read_next(std::span<const uint32_t> pages) {
-  std::vector<uint8_t>& reads = layers_[layer_].reads;
+HeadSet PageSelector::reader(uint32_t kv_head) const {
+  return shape_.kv_heads <= kHeadsMax ? head_bit(kv_head) : kAllHeads;
+}
+
+void PageSelector::read_next(FunctionRef<PageList(uint32_t kv_head)> pages) {
+  std::vector<HeadSet>& reads = layers_[layer_].reads;
   reads.assign(pages_, 0);
-  for (const uint32_t page : pages) reads[page] = 1;
+  for (uint32_t head = 0; head < shape_.kv_heads; ++head)
+    for (const uint32_t page : pages(head)) reads[page] |= reader(head);
+  for (const uint32_t page : always_) reads[page] = kAllHeads;
+}
+
+void PageSelector::read_everything(uint32_t layer) {
+  layers_[layer].reads.clear();
 }
 
 PageList PageSelector::selected() const {
@@ -185,9 +196,9 @@ void PageSelector::keep_only(FunctionRef<bool(uint32_t page)> came) {
 
 void PageSelector::observe(const PageWeights& attended) {
   Layer& of = layers_[layer_];
-  for (float& heat : of.heat) heat *= kHeatDecay;
   of.heat.resize(std::max<size_t>(of.heat.size(), pages_));
-  PageList next = always_;
+  for (float& heat : of.heat) heat *= kHeatDecay;
+  for (const uint32_t page : selected()) of.heat[page] += 1 - kHeatDecay;
   for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
     std::vector<float>& mass = of.heads[h].mass;
     double held = 0;
@@ -202,13 +213,9 @@ void PageSelector::observe(const PageWeights& attended) {
     }
     step_estimate_ += (1 - std::min(1.0, held)) * attended.rows;
     step_rows_ += attended.rows;
-    for (uint32_t page = 0; page < pages_; ++page)
-      of.heat[page] = std::max(of.heat[page], mass[page]);
     of.heads[h].predictor->observe(mass);
-    const PageList predicted = of.heads[h].predictor->predict(sketched_);
-    next.insert(next.end(), predicted.begin(), predicted.end());
   }
-  read_next(next);
+  read_next([&](uint32_t head) { return of.heads[head].predictor->predict(sketched_); });
 }
 
 void PageSelector::end_step() {
@@ -220,9 +227,10 @@ void PageSelector::end_step() {
 }
 
 // What has no history is read: it has no sketch either, or is new.
-bool PageSelector::reads(uint32_t layer, uint32_t page) const {
-  const std::vector<uint8_t>& reads = layers_[layer].reads;
-  return page >= reads.size() || reads[page] != 0 || (page > 0 && !sketches_.has(layer, page));
+HeadSet PageSelector::reads(uint32_t layer, uint32_t page) const {
+  const std::vector<HeadSet>& reads = layers_[layer].reads;
+  const bool known = page < reads.size() && (page == 0 || sketches_.has(layer, page));
+  return known ? reads[page] : kAllHeads;
 }
 
 float PageSelector::heat(uint32_t layer, uint32_t page) const {

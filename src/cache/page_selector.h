@@ -23,6 +23,7 @@
 #include "base/function_ref.h"
 #include "cache/page_predictor.h"
 #include "cache/page_sketches.h"
+#include "cache/sequence.h"
 #include "cache/tiered_attention.h"
 #include "kv/shape.h"
 
@@ -90,9 +91,11 @@ class PageSelector {
   // Once per step, after its last layer.
   void end_step();
 
-  // Whether a page is to be in memory when the layer is computed next.
-  bool reads(uint32_t layer, uint32_t page) const;
-  // How much attention it had lately: the decayed maximum over steps and KV heads.
+  // The KV heads whose part of a page is to be in memory when the layer is computed next.
+  HeadSet reads(uint32_t layer, uint32_t page) const;
+  // All of every page's, until the next selection.
+  void read_everything(uint32_t layer);
+  // How often it was selected lately: the share of steps, of which the latest count most.
   float heat(uint32_t layer, uint32_t page) const;
 
   void truncate(uint32_t pages);
@@ -110,14 +113,16 @@ class PageSelector {
   struct Layer {
     std::vector<Head> heads;
     std::vector<float> heat;     // [page]
-    std::vector<uint8_t> reads;  // [page]
+    std::vector<HeadSet> reads;  // [page]
   };
   void estimate(uint32_t kv_head);
   PageList choose(uint32_t kv_head) const;
   double log_bound(uint32_t kv_head, uint32_t row, size_t index) const;
   double bound(uint32_t kv_head, uint32_t row, const PageWeights& attended) const;
   void add_until_bound(uint32_t kv_head);
-  void read_next(std::span<const uint32_t> pages);
+  HeadSet reader(uint32_t kv_head) const;
+  // `pages(kv_head)` are what each head reads besides always().
+  void read_next(FunctionRef<PageList(uint32_t kv_head)> pages);
 
   kv::ModelShape shape_;
   SparseOptions options_;

@@ -68,14 +68,15 @@ void PageSketches::complete(uint32_t layer, uint32_t page) {
   layers_[layer].complete[page] = 1;
 }
 
-void PageSketches::set(uint32_t layer, uint32_t page, uint32_t kv_head, const kernels::Page& k) {
+void PageSketches::set(uint32_t layer, uint32_t page, uint32_t kv_head, const kernels::Page& k,
+                       bool rotated) {
   const uint32_t head_dim = shape_.head_dim;
-  HalfPage decoded, vectors, rotated;
+  HalfPage decoded, vectors, turned;
   codecs_.decode_f16({k.codec, head_dim, kPageTokens}, k.data, decoded.data());
-  if (!kv::rotates(k.codec)) {
+  if (!rotated) {
     transpose(decoded.data(), head_dim, kPageTokens, vectors.data());
-    codecs_.rotate_f16(head_dim, kPageTokens, vectors.data(), head_dim, rotated.data());
-    transpose(rotated.data(), kPageTokens, head_dim, decoded.data());
+    codecs_.rotate_f16(head_dim, kPageTokens, vectors.data(), head_dim, turned.data());
+    transpose(turned.data(), kPageTokens, head_dim, decoded.data());
   }
   Layer& of = layers_[layer];
   std::byte* sketch = of.pages.data() + index(page, kv_head) * kv::page_bytes(format_);

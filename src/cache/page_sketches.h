@@ -29,8 +29,9 @@ class PageSketches {
   PageSketches(const kv::ModelShape& shape, const kernels::Codecs& codecs);
 
   bool has(uint32_t layer, uint32_t page) const;
-  // The sketch of one KV head's K: F16 or encoded as `k` says, and rotated if its codec rotates.
-  void set(uint32_t layer, uint32_t page, uint32_t kv_head, const kernels::Page& k);
+  // The sketch of one KV head's K. `rotated`: that K is already, as in every page of a layer whose
+  // codec rotates, also while it is exact.
+  void set(uint32_t layer, uint32_t page, uint32_t kv_head, const kernels::Page& k, bool rotated);
   // Memory for pages up to `page`, before set(); and after it for all KV heads.
   void prepare(uint32_t layer, uint32_t page);
   void complete(uint32_t layer, uint32_t page);

@@ -5,6 +5,8 @@
 #include <bit>
 #include <cmath>
 #include <random>
+#include <string>
+#include <vector>
 
 #include "kv/layout.h"
 
@@ -13,7 +15,19 @@ namespace {
 
 using kv::kPageTokens;
 
-class PageSketchesTest : public ::testing::TestWithParam<kv::Codec> {
+// How a page of K is there: exact pages of layers whose codec rotates are rotated too.
+struct Form {
+  kv::Codec codec;
+  bool rotated;
+};
+
+std::vector<Form> forms() {
+  std::vector<Form> all = {{kv::Codec::kF16, true}};
+  for (const kv::Codec codec : kv::kCodecs) all.push_back({codec, kv::rotates(codec)});
+  return all;
+}
+
+class PageSketchesTest : public ::testing::TestWithParam<Form> {
  protected:
   static constexpr uint32_t kHeadDim = 80;
   PageSketchesTest()
@@ -27,7 +41,7 @@ class PageSketchesTest : public ::testing::TestWithParam<kv::Codec> {
   // [channel][token].
   kernels::Page make_page(float outlier) {
     std::normal_distribution<float> normal;
-    const kv::PageFormat format{GetParam(), kHeadDim, kPageTokens};
+    const kv::PageFormat format{GetParam().codec, kHeadDim, kPageTokens};
     std::vector<uint16_t> half(size_t{kHeadDim} * kPageTokens);
     for (size_t i = 0; i < half.size(); ++i)
       half[i] = std::bit_cast<uint16_t>(
@@ -38,7 +52,7 @@ class PageSketchesTest : public ::testing::TestWithParam<kv::Codec> {
     k_.clear();
     for (const uint16_t value : half)
       k_.push_back(static_cast<double>(std::bit_cast<_Float16>(value)));
-    return {bytes_.data(), GetParam()};
+    return {bytes_.data(), GetParam().codec};
   }
 
   std::mt19937 random_{17};
@@ -56,7 +70,7 @@ TEST_P(PageSketchesTest, EstimateAndBoundWeights) {
     for (uint32_t round = 0; round < 20; ++round) {
       const kernels::Page page = make_page(outlier);
       sketches_.prepare(1, 3);
-      sketches_.set(1, 3, 1, page);
+      sketches_.set(1, 3, 1, page, GetParam().rotated);
       sketches_.complete(1, 3);
       std::vector<float> q(kHeadDim);
       double norm = 0;
@@ -69,7 +83,7 @@ TEST_P(PageSketchesTest, EstimateAndBoundWeights) {
           score += static_cast<double>(q[d]) * k_[d * kPageTokens + t];
         weight += std::exp(score * 0.1);
       }
-      if (!kv::rotates(GetParam())) codecs_.rotate(kHeadDim, 1, q.data());
+      if (!GetParam().rotated) codecs_.rotate(kHeadDim, 1, q.data());
       const kernels::Page sketch = sketches_.at(1, 3, 1);
       std::vector<float> coarse(size_t{kHeadDim} * kPageTokens);
       codecs_.decode({sketch.codec, kHeadDim, kPageTokens}, {0, kHeadDim}, sketch.data,
@@ -92,7 +106,8 @@ TEST_P(PageSketchesTest, KnowWhatTheyHave) {
   EXPECT_FALSE(sketches_.has(0, 0));
   for (const uint32_t index : {2u, 5u}) {
     sketches_.prepare(0, index);
-    for (uint32_t head = 0; head < 2; ++head) sketches_.set(0, index, head, page);
+    for (uint32_t head = 0; head < 2; ++head)
+      sketches_.set(0, index, head, page, GetParam().rotated);
     EXPECT_FALSE(sketches_.has(0, index));
     sketches_.complete(0, index);
     EXPECT_TRUE(sketches_.has(0, index));
@@ -108,8 +123,11 @@ TEST_P(PageSketchesTest, KnowWhatTheyHave) {
   EXPECT_FALSE(sketches_.has(0, 2));
 }
 
-INSTANTIATE_TEST_SUITE_P(OfEveryCodec, PageSketchesTest, ::testing::ValuesIn(kv::kCodecs),
-                         [](const auto& codec) { return std::string(kv::to_string(codec.param)); });
+INSTANTIATE_TEST_SUITE_P(OfEveryForm, PageSketchesTest, ::testing::ValuesIn(forms()),
+                         [](const auto& form) {
+                           return std::string(kv::to_string(form.param.codec)) +
+                                  (form.param.rotated ? "_rotated" : "");
+                         });
 
 }  // namespace
 }  // namespace hifc::cache

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <limits>
-#include <utility>
+#include <tuple>
 
 #include "base/check.h"
 
@@ -91,18 +91,24 @@ bool Placement::wanted(uint32_t group, uint32_t layer) const {
   return group >= hottest_[layer].size() || hottest_[layer][group] != 0;
 }
 
-void Placement::pin_hottest(uint32_t groups, Heat heat) {
+void Placement::pin_hottest(uint32_t groups, Worth worth) {
   hottest_.assign(shape_.layers, std::vector<uint8_t>(groups));
+  std::vector<std::tuple<double, uint32_t, uint32_t>> order;  // -worth, group, layer
+  uint64_t room = 0;
   for (uint32_t layer = 0; layer < shape_.layers; ++layer) {
-    std::vector<std::pair<float, uint32_t>> order;
+    if (shape_.window[layer] != 0) continue;
+    room += std::min(groups, pinned_groups(layer)) * layer_bytes(layer);
     for (uint32_t group = 0; group < groups; ++group) {
       const bool always = group == 0 || group + kNewestGroups >= groups;
-      order.emplace_back(always ? std::numeric_limits<float>::infinity() : heat(group, layer),
-                         group);
+      order.emplace_back(always ? -std::numeric_limits<double>::infinity() : -worth(group, layer),
+                         group, layer);
     }
-    const uint32_t count = std::min(groups, pinned_groups(layer));
-    std::ranges::partial_sort(order, order.begin() + count, std::ranges::greater());
-    for (uint32_t i = 0; i < count; ++i) hottest_[layer][order[i].second] = 1;
+  }
+  std::ranges::sort(order);
+  for (const auto& [_, group, layer] : order) {
+    if (layer_bytes(layer) > room) continue;
+    room -= layer_bytes(layer);
+    hottest_[layer][group] = 1;
   }
 }
 

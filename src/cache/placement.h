@@ -31,10 +31,11 @@ class Placement {
 
   void plan(const PlacementInput& input);
 
-  // Pins other groups than the earliest ones in the full-attention layers, as many: those with the
-  // most heat (heat(group, layer)), the first one and the newest ones.
-  using Heat = FunctionRef<float(uint32_t group, uint32_t layer)>;
-  void pin_hottest(uint32_t groups, Heat heat);
+  // Pins other blocks of the full-attention layers than the earliest ones, in as many bytes: those
+  // of the first and the newest groups, and then those that are worth most (what keeping them
+  // saves, for each byte), in whatever layer.
+  using Worth = FunctionRef<double(uint32_t group, uint32_t layer)>;
+  void pin_hottest(uint32_t groups, Worth worth);
   void pin_earliest() { hottest_.clear(); }
 
   // Whether the block should stay in memory once its group is on flash.

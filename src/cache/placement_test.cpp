@@ -78,6 +78,28 @@ TEST(Placement, WantsEverythingAndStagesNothingWhereEverythingFits) {
     EXPECT_EQ(wanted_groups(placement, layer, 8).size(), 8u);
 }
 
+TEST(Placement, TheHottestTakeTheRoomOfTheEarliest) {
+  const kv::ModelShape shape = shape_of({0, 300, 0});
+  const kv::GroupLayout layout = layout_of(shape, 64);
+  Placement placement(shape, layout);
+  placement.plan(bytes_of({.memory = 38, .open = 4, .staging_min = 8, .length = 20 * 64}, layout));
+  const size_t earliest =
+      wanted_groups(placement, 0, 20).size() + wanted_groups(placement, 2, 20).size();
+  ASSERT_GT(earliest, 10u);
+  // Layer 2 is worth little but for one group.
+  placement.pin_hottest(20, [](uint32_t group, uint32_t layer) {
+    return layer == 0 ? 1.0 + group : group == 7 ? 9.5 : 0.5;
+  });
+  const auto first = wanted_groups(placement, 0, 20), last = wanted_groups(placement, 2, 20);
+  EXPECT_EQ(first.size() + last.size(), earliest);
+  EXPECT_EQ(last, (std::vector<uint32_t>{0, 7, 18, 19}));
+  EXPECT_EQ(first.front(), 0u);
+  EXPECT_EQ(first[1], 20 - first.size() + 1) << "the rest are the latest";
+  placement.pin_earliest();
+  EXPECT_EQ(wanted_groups(placement, 0, 20).size() + wanted_groups(placement, 2, 20).size(),
+            earliest);
+}
+
 TEST(Placement, WindowLayersKeepExactlyTheBlocksInTheWindow) {
   const std::vector<uint32_t> window = {100, 0, 64, 300, 1000, 1, 0};
   const kv::ModelShape shape = shape_of(window);

@@ -1,6 +1,7 @@
 // Reads blocks from flash in the order attention will ask for them: the running layer first, then
 // the layers after it, into the next step's first layers, as far as prefetch_window and the free
-// frames allow. In exact mode the order is known, so nothing is read in vain.
+// frames allow. In exact mode the order is known, so nothing is read in vain. In sparse mode only
+// those KV heads' parts of a block are read that select its pages (read_plan.h).
 #pragma once
 
 #include <cstdint>
@@ -13,8 +14,10 @@
 #include "base/result.h"
 #include "base/trace.h"
 #include "cache/page_selector.h"
+#include "cache/read_plan.h"
 #include "cache/residency.h"
 #include "cache/sequence.h"
+#include "tier/device_profile.h"
 #include "tier/tiers.h"
 
 namespace hifc::cache {
@@ -23,6 +26,7 @@ struct PrefetchOptions {
   uint32_t window_layers = 2;  // how many layers beyond the running one are read ahead
   uint32_t reads_in_flight = 8;
   uint64_t run_bytes_max = 1u << 20;  // neighbouring blocks are read together up to this
+  tier::DeviceProfile device = {};    // what reads cost; of sparse attention's alone
 };
 
 struct PrefetchStatistics {
@@ -41,13 +45,20 @@ class Prefetcher {
   // The step reads groups [0, groups_end) of each layer for queries at [position, position_end);
   // the next one is expected to go on from there.
   void begin_step(uint32_t position, uint32_t position_end, uint32_t groups_end);
-  // From now on only groups that have pages which it reads are read, in layers it applies to; null:
-  // all. It must outlive its use.
+  // From now on only what it reads is read, in layers it applies to; null: all. It must outlive its
+  // use.
   void select_by(const PageSelector* selector) { selector_ = selector; }
   // `layer` is about to be computed: it comes before everything read ahead.
   void begin_layer(uint32_t layer);
   // Counts what the running layer wants and what of it has come.
   void count_wanted();
+
+  // What of a block the layer will attend to; 0: nothing.
+  HeadSet wanted(uint32_t layer, uint32_t group) const;
+  // Whether that is in memory.
+  bool ready(uint32_t layer, uint32_t group) const {
+    return in_memory(layer, group, wanted(layer, group));
+  }
 
   // Goes back to `group` of the running layer: blocks may have been evicted behind the read-ahead.
   void rewind(uint32_t group) { cursor_ = {.ahead = 0, .group = group}; }
@@ -72,15 +83,24 @@ class Prefetcher {
     uint32_t ahead = 0;  // layers beyond the running one
     uint32_t group = 0;
   };
+  bool in_memory(uint32_t layer, uint32_t group, HeadSet heads) const;
+  // What is to be read of a block now.
+  HeadSet missing(uint32_t layer, uint32_t group) const;
+  bool absent_and_stored(uint32_t layer, uint32_t group) const;
+  WantedBlock wanted_block(uint32_t layer, uint32_t group, HeadSet heads) const;
+  uint64_t gap_bytes_max() const {
+    return static_cast<uint64_t>(options_.device.break_even_bytes());
+  }
+  std::vector<WantedBlock> chain_at(uint32_t layer, uint32_t group) const;
+  bool stage(uint32_t layer, std::vector<WantedBlock>& chain);
+  // False when there is no frame for the group, or the ring is full.
   bool issue_at(uint32_t layer, uint32_t group);
-  std::vector<uint32_t> run_at(uint32_t layer, uint32_t group) const;
-  bool fetchable(uint32_t layer, uint32_t group) const;
-  bool selected(uint32_t layer, uint32_t group) const;
-  // Reads staged blocks; false, and nothing is staged any more, when the ring is full.
-  bool submit(uint32_t layer, std::vector<uint32_t> run);
-  void finish(uint32_t layer, const std::vector<uint32_t>& run, const Result<void>& outcome);
-  void give_up(uint32_t layer, uint32_t group);
-  void lose(uint32_t layer, const std::vector<uint32_t>& run, const Error& error);
+  bool issue(uint32_t layer, std::vector<WantedBlock> chain);
+  bool submit(uint32_t layer, const ReadRun& run);
+  void finish(uint32_t layer, const ReadRun& run, const Result<void>& outcome);
+  // After the last of a block's reads.
+  void settle(uint32_t layer, uint32_t group);
+  void lose(uint32_t layer, const ReadRun& run, const Error& error);
 
   PrefetchOptions options_;
   tier::Tiers& tiers_;

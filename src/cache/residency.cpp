@@ -69,7 +69,10 @@ void Residency::used(uint32_t group, uint32_t layer) {
     return drop(block);
   if (block.state != Block::State::kStaged) return;
   const uint64_t keep_free = placement_.staging_bytes() + expected_open_;
-  if (placement_.wanted(group, layer) && tiers_.free_bytes(tier::Part::kSealed) >= keep_free) {
+  // What stays is not verified again.
+  const bool good = block.verified && is_every_head(block.heads, layout_.exact.kv_heads());
+  if (good && placement_.wanted(group, layer) &&
+      tiers_.free_bytes(tier::Part::kSealed) >= keep_free) {
     block.state = Block::State::kResident;
     tiers_.promote(block.frame);
   } else {

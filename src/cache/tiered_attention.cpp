@@ -114,6 +114,8 @@ void TieredAttention::begin(const LayerInput& input, const Span& span) {
   few_ = rows_ <= kFewRows;
   page_weights_ = span.page_weights, weights_only_ = span.weights_only, gathered_ = span.gathered;
   HIFC_CHECK(few_ || (page_weights_ == nullptr && !weights_only_ && gathered_ == nullptr));
+  // Kernels for prompts do not tell them.
+  HIFC_CHECK(page_weights_ == nullptr || weights_only_ || kind_ == StepKind::kGeneration);
   if (page_weights_ != nullptr) {
     const uint32_t pages = (last_split_ - first_split_) * kSplitPages;
     page_weights_->rows = rows_, page_weights_->pages = pages;

@@ -65,8 +65,8 @@ class TieredAttention {
     uint32_t position = 0, tokens = 0;  // queries at [position, position + tokens)
     uint32_t first_split = 0, last_split = 0;
     kv::LayerCodecs codecs;  // of the layer: K and V that they rotate are rotated in all pages
-    // finish() writes it, pages from the first split's on; of few rows (any_order()) alone. Null:
-    // not asked for.
+    // finish() writes it, pages from the first split's on; of few generated tokens (any_order())
+    // alone. Null: not asked for.
     PageWeights* page_weights = nullptr;
     // K alone is looked at, and no output written.
     bool weights_only = false;

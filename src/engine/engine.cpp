@@ -10,6 +10,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "engine/batch.h"
+#include "engine/device_record.h"
 #include "engine/graph.h"
 #include "engine/identity.h"
 #include "engine/policy.h"
@@ -141,6 +142,16 @@ Result<void> Engine::create_tiers() {
   return {};
 }
 
+// By its costs reads of parts of blocks are planned, which exact attention has none of.
+tier::DeviceProfile Engine::measured_device(uint32_t reads_in_flight) {
+  if (options_.config.attention != AttentionMode::kSparse || !tiers_->has_cold()) return {};
+  const auto profile =
+      device_profile(*tiers_, budget_.flash_path, clock_, {.depth = reads_in_flight});
+  if (profile) return *profile;
+  log_debug("the flash device's costs are unknown: {}", profile.error().message());
+  return {};
+}
+
 Result<void> Engine::create_cache() {
   const auto rounding =
       options_.config.deterministic ? kernels::Rounding::kOne : kernels::Rounding::kFastest;
@@ -152,9 +163,10 @@ Result<void> Engine::create_cache() {
                                                  .cancelled = options_.cancelled}));
   if (const auto record = read_record(*tiers_, speed_key(fingerprint_, pool_.threads())))
     compute_speed_ = decode_speed(*record);
-  const cache::PrefetchOptions prefetch{
-      .window_layers = options_.config.prefetch_window,
-      .reads_in_flight = kReadsPerWorker * options_.config.prefetch_workers};
+  const uint32_t reads_in_flight = kReadsPerWorker * options_.config.prefetch_workers;
+  const cache::PrefetchOptions prefetch{.window_layers = options_.config.prefetch_window,
+                                        .reads_in_flight = reads_in_flight,
+                                        .device = measured_device(reads_in_flight)};
   HIFC_ASSIGN(cache_, cache::KvCache::create({.shape = model_.shape(),
                                               .block_tokens = budget_.layout.block_tokens(),
                                               .codecs = codecs_,

@@ -105,6 +105,7 @@ class Engine {
          Budget budget);
   Result<void> create_tiers();
   std::jthread populate_memory() const;
+  tier::DeviceProfile measured_device(uint32_t reads_in_flight);
   Result<void> create_cache();
   Result<void> create_context(uint32_t ubatch);
   Result<void> recover();

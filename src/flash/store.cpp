@@ -68,6 +68,13 @@ const Clock& clock_of(const StoreOptions& options) {
   return options.clock != nullptr ? *options.clock : system;
 }
 
+Range range_of(uint32_t lane, const LaneRead& read) {
+  const uint64_t rest = read.handle->lane_bytes(lane) - read.offset_bytes;
+  return {.lane = lane,
+          .offset_bytes = read.offset_bytes,
+          .size_bytes = read.size_bytes == 0 ? rest : read.size_bytes};
+}
+
 std::unexpected<Error> misaligned(const std::byte* memory) {
   return failure(Code::kInvalid, fmt::format("memory at {} is not aligned to {}",
                                              static_cast<const void*>(memory), io::kAlignment));
@@ -452,10 +459,15 @@ Result<void> Store::Impl::validate_run(uint32_t lane, std::span<const LaneRead> 
     if (lane >= handle->lanes())
       return failure(Code::kInvalid,
                      fmt::format("lane {} of a value that has {}", lane, handle->lanes()));
+    const Range range = range_of(lane, run[i]);
+    HIFC_TRY(validate(range, *handle));
     if (run[i].memory == nullptr || !io::is_aligned(run[i].memory))
       return misaligned(run[i].memory);
-    if (i > 0 && !handle->follows(*run[i - 1].handle))
-      return failure(Code::kInvalid, "values of one read do not follow each other on flash");
+    const bool from_begin = range.offset_bytes == 0;
+    const bool to_end = range.offset_bytes + range.size_bytes == handle->lane_bytes(lane);
+    if ((i > 0 && (!from_begin || !handle->follows(*run[i - 1].handle))) ||
+        (i + 1 < run.size() && !to_end))
+      return failure(Code::kInvalid, "parts of one read do not follow each other on flash");
   }
   return {};
 }
@@ -468,9 +480,12 @@ Result<void> Store::Impl::read(uint32_t lane, std::span<const LaneRead> run, Rea
   const Handle& first = *run.front().handle;
   std::vector<iovec> vectors;
   vectors.reserve(run.size());
-  for (const LaneRead& read : run) vectors.push_back({read.memory, read.handle->lane_bytes(lane)});
-  start_read(first, first.batch_->contents.lane_offset_bytes(lane, first.value_),
-             std::move(vectors), std::move(done), std::move(released));
+  for (const LaneRead& read : run)
+    vectors.push_back({read.memory, range_of(lane, read).size_bytes});
+  start_read(
+      first,
+      first.batch_->contents.lane_offset_bytes(lane, first.value_) + run.front().offset_bytes,
+      std::move(vectors), std::move(done), std::move(released));
   return {};
 }
 

@@ -129,17 +129,20 @@ class Handle {
   uint32_t value_ = 0;  // index within the batch
 };
 
-// One lane of one value to read, and the memory it goes to: aligned, and as long as the lane.
-struct LaneRead {
-  const Handle* handle = nullptr;
-  std::byte* memory = nullptr;
-};
-
 // A part of one lane: begins at a multiple of chunk_bytes; ends at one, or at the lane's end.
 struct Range {
   uint32_t lane = 0;
   uint64_t offset_bytes = 0;
   uint64_t size_bytes = 0;
+};
+
+// One lane of one value to read, or a part of it as a Range has it, and the memory that goes to:
+// aligned, and as long.
+struct LaneRead {
+  const Handle* handle = nullptr;
+  std::byte* memory = nullptr;
+  uint64_t offset_bytes = 0;
+  uint64_t size_bytes = 0;  // 0: to the end of the lane
 };
 
 class Store {
@@ -184,8 +187,9 @@ class Store {
   Result<void> pin(const Key& key, PinDone done);
 
   // Reads lane `lane` of the run's values, each of its own length, as one transfer. Each value of
-  // the run must follow() the one before it. The bytes are NOT verified: call verify() on each
-  // before using any. Reads go before waiting writes. kBusy as for put(), with 1,024 waiting reads.
+  // the run must follow() the one before it; only of the first one the beginning may be left out,
+  // and only of the last one the end. The bytes are NOT verified: call verify() on each before
+  // using any. Reads go before waiting writes. kBusy as for put(), with 1,024 waiting reads.
   Result<void> read(uint32_t lane, std::span<const LaneRead> run, ReadDone done,
                     Released released = {});
   // Reads part of one lane to `memory` (aligned).

@@ -112,6 +112,37 @@ TEST_P(StoreTest, ARunOfNeighboursIsOneRead) {
   EXPECT_EQ(store().read(2, run, [](auto) {}).error().code, Code::kInvalid);
 }
 
+TEST_P(StoreTest, ARunMayBeginAndEndInsideALane) {
+  h().open(16 * kMiB);
+  const auto handles = *h().put(TestBatch(kSmall, id_range(0, 3)));
+  auto memory = *io::AlignedMemory::allocate(3 * 8192);
+  const auto run_of = [&](LaneRead first, LaneRead middle, LaneRead last) {
+    std::vector<LaneRead> run = {first, middle, last};
+    for (size_t i = 0; i < 3; ++i) {
+      run[i].handle = &handles[i];
+      run[i].memory = memory.data() + i * 8192 + run[i].offset_bytes;
+    }
+    return run;
+  };
+  const LaneRead end{.offset_bytes = 4096}, begin{.size_bytes = 4096};
+  ASSERT_TRUE(
+      store().read(1, run_of(end, {}, begin), [](Result<void> result) { EXPECT_TRUE(result); }));
+  h().wait_all();
+  EXPECT_EQ(store().statistics().reads, 1u);
+  EXPECT_EQ(store().statistics().read_bytes, 2u * 8192);
+  const auto bytes = std::span<const std::byte>(memory.span());
+  EXPECT_TRUE(store().verify(handles[0], {1, 4096, 4096}, bytes.subspan(4096, 4096)));
+  EXPECT_TRUE(store().verify(handles[1], 1, bytes.subspan(8192, 8192)));
+  EXPECT_TRUE(store().verify(handles[2], {1, 0, 4096}, bytes.subspan(16384, 4096)));
+
+  const LaneRead odd{.offset_bytes = 512}, beyond{.offset_bytes = 8192},
+      longer{.size_bytes = 12288};
+  for (const auto& run :
+       {run_of(begin, {}, {}), run_of({}, end, {}), run_of({}, begin, {}), run_of({}, {}, end),
+        run_of(odd, {}, {}), run_of(beyond, {}, {}), run_of({}, {}, longer)})
+    EXPECT_EQ(store().read(1, run, [](auto) {}).error().code, Code::kInvalid);
+}
+
 TEST_P(StoreTest, WritesAreAtLeastFourMebibytesWhereTheBatchIs) {
   h().open(256 * kMiB);
   const ValueShape shapes[] = {

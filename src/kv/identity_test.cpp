@@ -38,9 +38,9 @@ Identity example() {
 
 TEST(Fingerprint, EqualsTheGoldenValues) {
   EXPECT_EQ(hex(fingerprint({})),
-            "011e132a448650370e119aec688de0eb28398923a6c329de90575530440047d8");
+            "76235da8c3c9f007287ea7dcfc2e26147953fac2f76f3b921e48a11bd64e9f0d");
   EXPECT_EQ(hex(fingerprint(example())),
-            "d208efe7909841f9703f53fe54ca7330b78ca795cfba59f9252d57ee94632bec");
+            "a271a57d6795968bb3e6327609c3a86433d9d4722e01d02238e2a93f2b848373");
 }
 
 TEST(Fingerprint, DiffersWithEveryField) {

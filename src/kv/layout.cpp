@@ -41,12 +41,12 @@ Result<BlockLayout> BlockLayout::make(const ModelShape& shape, uint32_t block_to
   return layout;
 }
 
-size_t BlockLayout::v_offset() const {
-  return k_offset() + round_up(k_bytes(), kPartAlignment);
+size_t BlockLayout::k_part_bytes() const {
+  return round_up(pages() * k_page_bytes_, kPartAlignment);
 }
 
-size_t BlockLayout::sinks_offset() const {
-  return v_offset() + round_up(v_bytes(), kPartAlignment);
+size_t BlockLayout::head_bytes() const {
+  return k_part_bytes() + round_up(pages() * v_page_bytes_, kPartAlignment);
 }
 
 size_t BlockLayout::block_bytes() const {
@@ -58,11 +58,11 @@ size_t BlockLayout::first_block_bytes() const {
 }
 
 size_t BlockLayout::k_page_offset(uint32_t page, uint32_t kv_head) const {
-  return k_offset() + (size_t{page} * kv_heads_ + kv_head) * k_page_bytes_;
+  return head_offset(kv_head) + page * k_page_bytes_;
 }
 
 size_t BlockLayout::v_page_offset(uint32_t page, uint32_t kv_head) const {
-  return v_offset() + (size_t{page} * kv_heads_ + kv_head) * v_page_bytes_;
+  return head_offset(kv_head) + k_part_bytes() + page * v_page_bytes_;
 }
 
 size_t BlockLayout::k_sink_offset(uint32_t kv_head) const {

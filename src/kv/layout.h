@@ -3,20 +3,22 @@
 //   +-------------------+ 0
 //   | header page       |  4 KiB; begins with the 8-byte token header
 //   +-------------------+ 4096
-//   | K part            |  [page][kv_head]: [head_dim][64 tokens], channels are rows, so that one
+//   | KV head 0         |  K part: [page]: [head_dim][64 tokens], channels are rows, so that one
 //   |                   |  vector holds one channel of consecutive tokens
-//   +-------------------+ rounded up to 64 bytes
-//   | V part            |  [page][kv_head]: [64 tokens][head_dim]
-//   +-------------------+ rounded up to 64 bytes
+//   |                   |  V part: [page]: [64 tokens][head_dim]
+//   | KV head 1 ...     |
+//   +-------------------+ every part is rounded up to 64 bytes
 //   | sinks             |  K, then V: [kv_head][4 tokens][head_dim] F16; only in a sequence's first
 //   |                   |  block, and only where K or V is not F16
 //   +-------------------+ rounded up to 4 KiB
+//
+// A head's K and V lie together so that one read brings what one head needs.
 //
 // Pages are F16 or encoded (kernels/codec.h), K and V each in the layer's own way. The exact block,
 // F16 throughout, is what tokens are written to before they are sealed, and what a parked tail is
 // on flash.
 //
-// Llama 2 7B (32 KV heads x 128) with 256 tokens in F16: K and V parts of exactly 2 MiB each.
+// Llama 2 7B (32 KV heads x 128) with 256 tokens in F16: exactly 2 MiB of K and 2 MiB of V.
 #pragma once
 
 #include <array>
@@ -34,7 +36,7 @@ namespace hifc::kv {
 inline constexpr uint32_t kPageTokens = 64;
 inline constexpr uint32_t kSinkTokens = 4;  // of a sequence, always exact
 inline constexpr uint32_t kHeaderBytes = 4096;
-inline constexpr uint32_t kLayoutVersion = 2;
+inline constexpr uint32_t kLayoutVersion = 3;
 
 // F4's header: the first 8 bytes of every block.
 struct TokenHeader {
@@ -75,10 +77,12 @@ class BlockLayout {
 
   PageFormat k_format() const { return {codecs_.k, head_dim_, kPageTokens}; }
   PageFormat v_format() const { return {codecs_.v, kPageTokens, head_dim_}; }
+  // Of all heads.
   size_t k_bytes() const { return size_t{pages()} * kv_heads_ * k_page_bytes_; }
   size_t v_bytes() const { return size_t{pages()} * kv_heads_ * v_page_bytes_; }
-  size_t k_offset() const { return kHeaderBytes; }
-  size_t v_offset() const;
+  // Where a head's K and V are, one after the other; heads follow each other.
+  size_t head_offset(uint32_t kv_head) const { return kHeaderBytes + kv_head * head_bytes(); }
+  size_t head_bytes() const;
   // Multiples of 4 KiB: of a block, and of the one that begins a sequence.
   size_t block_bytes() const;
   size_t first_block_bytes() const;
@@ -96,7 +100,8 @@ class BlockLayout {
 
  private:
   size_t sink_bytes() const { return size_t{kSinkTokens} * head_dim_ * sizeof(uint16_t); }
-  size_t sinks_offset() const;
+  size_t k_part_bytes() const;  // of one head
+  size_t sinks_offset() const { return head_offset(kv_heads_); }
 
   uint32_t block_tokens_ = 0, kv_heads_ = 0, head_dim_ = 0;
   LayerCodecs codecs_;

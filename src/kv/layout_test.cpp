@@ -32,26 +32,26 @@ TEST(BlockLayout, PartsAreAlignedAndPagesCoverThemWithoutOverlap) {
         SCOPED_TRACE(std::to_string(kv_heads) + " heads x " + std::to_string(head_dim) + ", " +
                      std::to_string(block_tokens) + " tokens");
         const BlockLayout layout = layout_of(kv_heads, head_dim, block_tokens);
-        EXPECT_EQ(layout.k_offset(), 4096u);
-        EXPECT_EQ(layout.v_offset() % 64, 0u);
+        EXPECT_EQ(layout.head_offset(0), 4096u);
         EXPECT_EQ(layout.block_bytes() % 4096, 0u);
         EXPECT_EQ(layout.k_bytes(), size_t{2} * kv_heads * head_dim * block_tokens);
-        EXPECT_GE(layout.v_offset(), layout.k_offset() + layout.k_bytes());
-        EXPECT_GE(layout.block_bytes(), layout.v_offset() + layout.v_bytes());
+        EXPECT_EQ(layout.v_bytes(), layout.k_bytes());
+        EXPECT_GE(layout.block_bytes(), layout.head_offset(kv_heads));
         EXPECT_LT(layout.block_bytes(), 3 * 4096 + layout.k_bytes() + layout.v_bytes());
 
-        std::vector<size_t> starts;
-        for (uint32_t page = 0; page < layout.pages(); ++page)
-          for (uint32_t head = 0; head < kv_heads; ++head) {
-            starts.push_back(layout.k_page_offset(page, head));
-            EXPECT_EQ(layout.v_page_offset(page, head) - layout.v_offset(),
-                      starts.back() - layout.k_offset());
-          }
-        std::ranges::sort(starts);
         const size_t page_bytes = size_t{2} * 64 * head_dim;
-        for (size_t i = 0; i < starts.size(); ++i)
-          ASSERT_EQ(starts[i], layout.k_offset() + i * page_bytes);
-        EXPECT_EQ(starts.size() * page_bytes, layout.k_bytes());
+        for (uint32_t head = 0; head < kv_heads; ++head) {
+          EXPECT_EQ(layout.head_offset(head + 1), layout.head_offset(head) + layout.head_bytes());
+          for (uint32_t page = 0; page < layout.pages(); ++page) {
+            ASSERT_EQ(layout.k_page_offset(page, head),
+                      layout.head_offset(head) + page * page_bytes);
+            ASSERT_EQ(layout.v_page_offset(page, head) % 64, 0u);
+            ASSERT_EQ(layout.v_page_offset(page, head),
+                      layout.k_page_offset(page, head) + layout.pages() * page_bytes);
+          }
+          EXPECT_EQ(layout.v_page_offset(layout.pages() - 1, head) + page_bytes,
+                    layout.head_offset(head + 1));
+        }
       }
 }
 

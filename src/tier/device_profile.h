@@ -25,6 +25,7 @@ struct DeviceProfile {
   double latency_s = 0;  // of one page, with nothing else in flight
   uint32_t depth = 0;
 
+  bool known() const { return s_per_byte > 0; }
   double read_seconds(uint64_t bytes) const {
     return fixed_s + static_cast<double>(bytes) * s_per_byte;
   }

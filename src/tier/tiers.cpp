@@ -1,6 +1,7 @@
 #include "tier/tiers.h"
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "base/check.h"
@@ -169,8 +170,9 @@ uint32_t groups_per_write_max(uint64_t group_bytes) {
 }
 
 Result<void> Tiers::store_groups(std::vector<flash::PutValue> groups, flash::Store::PutDone done) {
-  // 64 chunks a block bound the checksums' memory; 4 KiB keeps single pages verifiable.
-  const uint64_t chunk = divide_up(options_.block_bytes / 64, io::kAlignment) * io::kAlignment;
+  // 512 chunks a block bound the checksums' memory; 4 KiB keeps single pages verifiable.
+  const uint64_t chunk =
+      std::max<uint64_t>(io::kAlignment, std::bit_floor(options_.block_bytes) / 256);
   const flash::BatchShape shape{.lanes = options_.blocks_per_group,
                                 .chunk_bytes = static_cast<uint32_t>(chunk)};
   return store_->put(shape, std::move(groups), std::move(done));
@@ -189,10 +191,13 @@ Result<void> Tiers::load(uint32_t layer, std::span<const FrameRead> run,
   for (const FrameRead& read : run) {
     Frame& frame = at(read.frame);
     HIFC_CHECK(frame.bytes == read.handle->lane_bytes(layer));
-    loaded_bytes_ += frame.bytes;
+    loaded_bytes_ += read.size_bytes == 0 ? frame.bytes - read.offset_bytes : read.size_bytes;
     ++frame.reads;
     frames.push_back(read.frame);
-    lanes.push_back({.handle = read.handle, .memory = data(read.frame)});
+    lanes.push_back({.handle = read.handle,
+                     .memory = data(read.frame) + read.offset_bytes,
+                     .offset_bytes = read.offset_bytes,
+                     .size_bytes = read.size_bytes});
   }
   register_memory();
   auto accepted = store_->read(layer, lanes, std::move(done), [this, alive = alive_, frames] {

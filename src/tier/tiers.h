@@ -106,11 +106,13 @@ class Tiers {
 
   // Transfers; see flash/store.h. Blocks of a group are its lanes in layer order.
   Result<void> store_groups(std::vector<flash::PutValue> groups, flash::Store::PutDone done);
-  // Reads one lane of each value into its frame, which is as long. Frames may be released at any
-  // time; see release().
+  // Reads one lane of each value, or a part as in flash::LaneRead, into its place in a frame that
+  // is as long as the lane. Frames may be released at any time; see release().
   struct FrameRead {
     const flash::Handle* handle = nullptr;
     FrameId frame = kNoFrame;
+    uint64_t offset_bytes = 0;
+    uint64_t size_bytes = 0;  // 0: to the end
   };
   Result<void> load(uint32_t layer, std::span<const FrameRead> run, flash::Store::ReadDone done);
   uint32_t poll() { return store_ ? store_->poll() : 0; }
