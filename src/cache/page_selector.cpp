@@ -105,23 +105,26 @@ PageList PageSelector::choose(uint32_t kv_head) const {
   return chosen;
 }
 
-// Logarithm of what a sketched page may weigh at most, where the exact pages' weights are in units
-// of exp(exact->max).
-double PageSelector::log_bound(uint32_t kv_head, uint32_t row, size_t index) const {
+// What a sketched page may weigh at most, in units of exp(max).
+double PageSelector::weight_bound(uint32_t kv_head, uint32_t row, size_t index, double max) const {
   const PageWeights& coarse = *weights_.sketched;
   const size_t at = size_t{kv_head} * coarse.rows + row;
   const double radius = sketches_.radius(layer_, sketched_[index], kv_head);
-  return std::log(static_cast<double>(coarse.of(kv_head, row)[index])) + coarse.max[at] +
-         weights_.norms[at] * radius;
+  return static_cast<double>(coarse.of(kv_head, row)[index]) *
+         std::exp(coarse.max[at] + weights_.norms[at] * radius - max);
 }
 
 // What pages left out may have at most of one query's attention.
 double PageSelector::bound(uint32_t kv_head, uint32_t row, const PageWeights& attended) const {
   const double max = attended.max[size_t{kv_head} * attended.rows + row];
+  const PageList& selected = selected_[kv_head];
   double left_out = 0;
-  for (size_t i = 0; i < sketched_.size(); ++i)
-    if (!std::ranges::binary_search(selected_[kv_head], sketched_[i]))
-      left_out += std::exp(log_bound(kv_head, row, i) - max);
+  auto next = selected.begin();
+  for (size_t i = 0; i < sketched_.size(); ++i) {
+    while (next != selected.end() && *next < sketched_[i]) ++next;
+    if (next == selected.end() || *next != sketched_[i])
+      left_out += weight_bound(kv_head, row, i, max);
+  }
   return left_out == 0 ? 0 : left_out / (left_out + total(attended.of(kv_head, row)));
 }
 
@@ -138,7 +141,7 @@ void PageSelector::add_until_bound(uint32_t kv_head) {
   for (size_t i = 0; i < sketched_.size(); ++i) {
     if (std::ranges::binary_search(selected_[kv_head], sketched_[i])) continue;
     const double most = worst([&](uint32_t row) {
-      return log_bound(kv_head, row, i) - exact.max[size_t{kv_head} * exact.rows + row];
+      return weight_bound(kv_head, row, i, exact.max[size_t{kv_head} * exact.rows + row]);
     });
     rest.emplace_back(most, sketched_[i]);
   }

@@ -117,7 +117,7 @@ class PageSelector {
   };
   void estimate(uint32_t kv_head);
   PageList choose(uint32_t kv_head) const;
-  double log_bound(uint32_t kv_head, uint32_t row, size_t index) const;
+  double weight_bound(uint32_t kv_head, uint32_t row, size_t index, double max) const;
   double bound(uint32_t kv_head, uint32_t row, const PageWeights& attended) const;
   void add_until_bound(uint32_t kv_head);
   HeadSet reader(uint32_t kv_head) const;

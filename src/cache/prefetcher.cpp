@@ -219,6 +219,7 @@ void Prefetcher::lose(uint32_t layer, const ReadRun& run, const Error& error) {
 
 uint32_t Prefetcher::pump() {
   if (!tiers_.has_cold()) return 0;
+  const io::Ring::Batch batch(*tiers_.ring());
   const auto layers =
       static_cast<uint32_t>(sequence_.groups.empty() ? 0 : sequence_.groups.front().blocks.size());
   if (layers == 0) return 0;

@@ -112,6 +112,19 @@ class Ring {
   // aligned; `done` never runs) or accepts the request and runs `done` exactly once.
   virtual Result<void> submit(Request request) = 0;
 
+  // While one lives, what is submitted goes to the device a few requests at a time, which costs
+  // less than one by one; all of it has gone when it ends. May be nested.
+  class Batch {
+   public:
+    explicit Batch(Ring& ring) : ring_(ring) { ring_.begin_batch(); }
+    ~Batch() { ring_.end_batch(); }
+    Batch(const Batch&) = delete;
+    Batch& operator=(const Batch&) = delete;
+
+   private:
+    Ring& ring_;
+  };
+
   virtual uint32_t in_flight() const = 0;
   virtual uint32_t depth() const = 0;
 
@@ -125,6 +138,10 @@ class Ring {
   uint32_t wait() { return wait_for(kForever); }
 
   virtual const RingStatistics& statistics() const = 0;
+
+ private:
+  virtual void begin_batch() {}
+  virtual void end_batch() {}
 };
 
 }  // namespace hifc::io

@@ -20,6 +20,7 @@ namespace {
 
 constexpr size_t kSliceBytes = 1u << 30;  // the kernel refuses larger buffers with EFAULT
 constexpr uint32_t kSlicesMax = 1024;
+constexpr unsigned kQueuedMax = 4;  // requests of a batch that wait for the others
 
 // Completions are posted when the owner next enters the kernel or polls, not by interrupting its
 // computation. Older kernels than 5.19 do not know the flags.
@@ -66,13 +67,17 @@ class UringRing final : public Ring {
   void flush();
   void sleep(uint64_t timeout_ns);
   void refuse_queued(int status);
+  void begin_batch() override { ++batches_; }
+  void end_batch() override {
+    if (--batches_ == 0) flush();
+  }
   void complete(uint32_t slot);
   uint32_t complete_refused();
   uint32_t reap();
 
   io_uring ring_ = {};
   bool open_ = false;
-  uint32_t polling_ = 0;                        // nesting of reap()
+  uint32_t batches_ = 0;                        // nested
   std::vector<std::optional<Transfer>> slots_;  // [depth]; the index is the entry's user data
   std::vector<uint32_t> free_slots_;
   std::vector<uint32_t> refused_slots_;  // failed in submission, to be completed
@@ -140,10 +145,8 @@ Result<void> UringRing::submit(Request request) {
   free_slots_.pop_back();
   slots_[slot].emplace(std::move(request));
   prepare(slot);
-  // What completions submit goes to the kernel in few calls; not all in one at the end of poll(),
-  // since the device would idle until then.
-  constexpr unsigned kQueuedMax = 2;
-  if (polling_ == 0 || io_uring_sq_ready(&ring_) >= kQueuedMax) flush();
+  // Not all in one call at the batch's end, since the device would idle until then.
+  if (batches_ == 0 || io_uring_sq_ready(&ring_) >= kQueuedMax) flush();
   return {};
 }
 
@@ -229,7 +232,7 @@ uint32_t UringRing::complete_refused() {
 }
 
 uint32_t UringRing::reap() {
-  ++polling_;
+  const Batch batch(*this);
   uint32_t completed = complete_refused();
   io_uring_cqe* entry = nullptr;
   while (io_uring_peek_cqe(&ring_, &entry) == 0) {
@@ -243,15 +246,12 @@ uint32_t UringRing::reap() {
     ++completed;
     complete(slot);
   }
-  --polling_;
   return completed;
 }
 
 uint32_t UringRing::poll() {
   flush();
-  const uint32_t completed = reap();
-  flush();
-  return completed;
+  return reap();
 }
 
 uint32_t UringRing::wait_for(uint64_t timeout_ns) {
