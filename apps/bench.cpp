@@ -15,7 +15,9 @@ void add_bench_command(CLI::App& app, Action& chosen) {
   add_bench_flash(*bench, chosen);
   add_bench_quality(*bench, chosen);
   add_bench_resume(*bench, chosen);
+  add_bench_retrieval(*bench, chosen);
   add_bench_swap(*bench, chosen);
+  add_bench_table(*bench, chosen);
 }
 
 Result<void> check_interrupted() {

@@ -12,7 +12,9 @@ void add_bench_prefill(CLI::App& bench, Action& chosen);
 void add_bench_flash(CLI::App& bench, Action& chosen);
 void add_bench_quality(CLI::App& bench, Action& chosen);
 void add_bench_resume(CLI::App& bench, Action& chosen);
+void add_bench_retrieval(CLI::App& bench, Action& chosen);
 void add_bench_swap(CLI::App& bench, Action& chosen);
+void add_bench_table(CLI::App& bench, Action& chosen);
 
 Result<void> check_interrupted();
 

@@ -17,6 +17,7 @@
 #include "apps/bench_report.h"
 #include "apps/bench_store.h"
 #include "apps/progress.h"
+#include "apps/samples.h"
 #include "base/clock.h"
 #include "base/units.h"
 #include "cache/tiered_attention.h"

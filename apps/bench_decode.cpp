@@ -10,6 +10,7 @@
 #include "apps/arguments.h"
 #include "apps/bench_model.h"
 #include "apps/fio.h"
+#include "apps/samples.h"
 #include "base/log.h"
 
 namespace hifc::apps {
@@ -51,11 +52,7 @@ class HifcContender final : public Contender {
       : variant_(std::move(variant)), engine_(std::move(engine)) {}
 
   Result<void> go_to(std::span<const int32_t> prefix) override {
-    const auto length = static_cast<uint32_t>(prefix.size());
-    const uint32_t block = engine_->budget().layout.block_tokens();
-    engine_->truncate(std::min(length, engine_->length()) / block * block);
-    HIFC_TRY(engine_->prefill(prefix.subspan(engine_->length())));
-    return engine_->flush();
+    return apps::go_to(*engine_, prefix);
   }
   Result<void> decode(int32_t token) override {
     return engine_->step({&token, 1}, engine::Outputs::kLast, cache::StepKind::kGeneration);
@@ -266,10 +263,7 @@ class DecodeBench {
     const double fa_ms = median(llama_fa_->ms), nofa_ms = median(llama_nofa_->ms);
     const auto tokens = static_cast<double>(hifc.decoded);
     const double bytes_per_token = static_cast<double>(hifc.read_bytes) / tokens;
-    // Ratios pair by pair within a round: the machine's speed drifts between rounds.
-    std::vector<double> speedups;
-    for (size_t round = 0; round < hifc.ms.size(); ++round)
-      speedups.push_back(std::min(llama_fa_->ms[round], llama_nofa_->ms[round]) / hifc.ms[round]);
+    const std::vector<double> speedups = ratios(smaller(llama_fa_->ms, llama_nofa_->ms), hifc.ms);
     Json metrics = {{"hifc_ms", hifc_ms},
                     {"llama_fa_ms", fa_ms},
                     {"llama_nofa_ms", nofa_ms},

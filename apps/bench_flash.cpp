@@ -14,6 +14,7 @@
 #include "apps/bench_report.h"
 #include "apps/bench_store.h"
 #include "apps/fio.h"
+#include "apps/samples.h"
 #include "apps/scratch_directory.h"
 #include "base/config.h"
 #include "base/log.h"

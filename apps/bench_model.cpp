@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "apps/arguments.h"
 
@@ -37,12 +38,18 @@ std::shared_ptr<ModelBenchOptions> add_model_bench_options(CLI::App& command,
   auto options = std::make_shared<ModelBenchOptions>();
   options->contexts = std::move(defaults.contexts);
   options->rounds = defaults.rounds;
-  const auto positive = between(1u, 1u << 24);
+  options->hot_ratios = std::move(defaults.hot_ratios);
+  constexpr uint32_t kMost = 1u << 24;
   command.add_option("-m,--model", options->model, "Model file (GGUF)")->required();
-  command.add_option("-f,--file", options->file, "Text to run over")->capture_default_str();
-  add_numbers(command, "--context", options->contexts, positive, "Context lengths in tokens");
-  add_number(command, "--rounds", options->rounds, positive,
-             "Interleaved rounds; medians are shown");
+  command.add_option("-f,--file", options->files, "Texts to run over, one after the other")
+      ->delimiter(',')
+      ->type_name("TEXT,...")
+      ->capture_default_str();
+  add_numbers(command, "--context", options->contexts, between(defaults.context_min, kMost),
+              "Context lengths in tokens");
+  if (defaults.rounds > 0)
+    add_number(command, "--rounds", options->rounds, between(1u, kMost),
+               "Interleaved rounds; medians are shown");
   add_output_flags(command, options->output);
   add_numbers(command, "--hot-ratio", options->hot_ratios, between(0.0, 1.0),
               "Shares of the KV that stay hot")
@@ -57,6 +64,14 @@ std::shared_ptr<ModelBenchOptions> add_model_bench_options(CLI::App& command,
   return options;
 }
 
+Result<void> go_to(engine::Engine& engine, std::span<const int32_t> prefix) {
+  const auto length = static_cast<uint32_t>(prefix.size());
+  const uint32_t block = engine.budget().layout.block_tokens();
+  engine.truncate(std::min(length, engine.length()) / block * block);
+  HIFC_TRY(engine.prefill(prefix.subspan(engine.length())));
+  return engine.flush();
+}
+
 std::string policy_label(const std::string& policy) {
   if (policy == "f16") return "fp16";
   const std::string file = policy.substr(policy.find_last_of('/') + 1);
@@ -66,17 +81,19 @@ std::string policy_label(const std::string& policy) {
 Result<void> ModelBench::prepare(uint64_t tokens_needed) {
   HIFC_ASSIGN(config, options.config->resolve());
   config.resume = false;  // every contender computes what it is measured on
-  HIFC_ASSIGN(const std::string text, read_text(options.file));
+  for (const std::string& file : options.files) {
+    HIFC_ASSIGN(const std::string one, read_text(file));
+    text += one;
+  }
   HIFC_ASSIGN(model, engine::Model::load(options.model));
+  const uint32_t longest = *std::ranges::max_element(options.contexts);
   if (tokens_needed > model->context_tokens())
     return failure(Code::kInvalid,
                    fmt::format("--context {} with {} decoded tokens is more than the {} tokens "
                                "the model was trained for",
-                               *std::ranges::max_element(options.contexts),
-                               uint64_t{options.rounds} * options.tokens, model->context_tokens()));
+                               longest, tokens_needed - longest, model->context_tokens()));
   HIFC_ASSIGN(tokens, model->tokenize(text, false));
   if (tokens.empty()) return failure(Code::kInvalid, "the text has no tokens");
-  // A text shorter than the context goes round.
   for (size_t i = 0; tokens.size() < tokens_needed; ++i) tokens.push_back(tokens[i]);
   HIFC_ASSIGN(pool, engine::ThreadPool::create(config.threads));
   HIFC_ASSIGN(const engine::Budget budget, engine::plan_budget(config, *model));
@@ -87,10 +104,15 @@ Result<void> ModelBench::prepare(uint64_t tokens_needed) {
 }
 
 BenchReport::Json ModelBench::parameters() const {
-  return {{"model", model->description()},  {"file", options.file},
-          {"threads", pool->threads()},     {"rounds", options.rounds},
-          {"tokens", options.tokens},       {"context", options.contexts},
-          {"hot_ratio", options.hot_ratios}};
+  BenchReport::Json json = {
+      {"model", model->description()}, {"files", options.files}, {"threads", pool->threads()}};
+  if (options.rounds > 0) {
+    json["rounds"] = options.rounds;
+    json["tokens"] = options.tokens;
+  }
+  json["context"] = options.contexts;
+  json["hot_ratio"] = options.hot_ratios;
+  return json;
 }
 
 Result<std::unique_ptr<engine::Engine>> ModelBench::make_engine(const EngineSetup& setup) {
@@ -102,18 +124,23 @@ Result<std::unique_ptr<engine::Engine>> ModelBench::make_engine(const EngineSetu
   engine_config.hot_cache_ratio = setup.hot_ratio;
   engine_config.hot_cache_size.reset();  // the ratio alone says what is hot
   engine_config.context = setup.context;
-  if (!setup.policy.empty()) HIFC_TRY(find_config_key("policy")->set(engine_config, setup.policy));
-  if (!setup.attention.empty())
-    HIFC_TRY(find_config_key("attention")->set(engine_config, setup.attention));
+  const std::pair<const char*, std::string> given[] = {
+      {"policy", setup.policy}, {"attention", setup.attention}, {"predictor", setup.predictor}};
+  for (const auto& [key, value] : given)
+    if (!value.empty()) HIFC_TRY(find_config_key(key)->set(engine_config, value));
   const bool temporary = setup.flash_path.empty();
-  if (config.flash_path)
+  if (!setup.flash) {
+    engine_config.flash_path.reset();
+    engine_config.flash_cache_size = 0;
+  } else if (config.flash_path) {
     engine_config.flash_path =
         temporary ? fmt::format("{}/engine{}", scratch.path(), engines++) : setup.flash_path;
+  }
   return engine::Engine::create(*model, *pool,
                                 {.config = engine_config,
                                  .temporary_flash = temporary,
                                  .expected_tokens = setup.context,
-                                 .weight_observer = setup.weight_observer,
+                                 .layer_observer = setup.layer_observer,
                                  .cancelled = &interrupted(),
                                  .trace = options.trace.trace()});
 }

@@ -14,6 +14,7 @@
 
 #include "apps/bench.h"
 #include "apps/bench_store.h"
+#include "apps/samples.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "io/memory.h"

@@ -8,10 +8,11 @@
 
 #include <algorithm>
 #include <memory>
-#include <numeric>
 
 #include "apps/arguments.h"
 #include "apps/bench_model.h"
+#include "apps/page_shares.h"
+#include "apps/samples.h"
 #include "base/log.h"
 #include "cache/page_predictor.h"
 #include "cache/page_selector.h"
@@ -60,24 +61,23 @@ class Predictions {
 };
 
 // Listens to exact attention: what it needed, and what predictors would have read.
-class Oracle final : public cache::PageWeightObserver {
+class Oracle final : public cache::LayerObserver {
  public:
   Oracle(const kv::ModelShape& shape, double share) : shape_(shape) {
     for (size_t kind = 0; kind < kPredictorNames.size(); ++kind)
       predictions_.emplace_back(static_cast<PredictorKind>(kind), shape, share);
   }
 
+  bool wants_weights() const override { return true; }
   void weighed(uint32_t layer, uint32_t, const cache::PageWeights& weights) override {
     if (shape_.window[layer] != 0) return;
     if (layer == 0) ++steps_;
     const uint32_t pages = weights.pages;
-    PageList candidates;
-    for (uint32_t page = 1; page + cache::PageSelector::kNewestPages < pages_of(weights); ++page)
-      candidates.push_back(page);
+    const PageList candidates = optional_pages(weights);
     std::vector<PageList> together(predictions_.size());
     PageList needed_together;
     for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
-      const std::vector<float> mass = mass_of(weights, h);
+      const std::vector<float> mass = page_shares(weights, h);
       const PageList need = cache::heaviest(mass, candidates, kNeededShare);
       needed_.push_back(need);
       needed_together.insert(needed_together.end(), need.begin(), need.end());
@@ -95,7 +95,6 @@ class Oracle final : public cache::PageWeightObserver {
       if (steps_ > kWarmUp) predictions_[i].blocks.add(needed_together, together[i], pages);
     }
   }
-  void selected(uint32_t, uint32_t, const PageList&) override {}
 
   const Predictions& predictions(size_t kind) const { return predictions_[kind]; }
   // [step][layer without a window][kv_head]
@@ -106,22 +105,6 @@ class Oracle final : public cache::PageWeightObserver {
     std::ranges::sort(pages);
     pages.erase(std::ranges::unique(pages).begin(), pages.end());
   }
-  // Splits end with pages that are not there yet.
-  static uint32_t pages_of(const cache::PageWeights& weights) {
-    uint32_t pages = weights.pages;
-    while (pages > 0 && weights.of(0, 0)[pages - 1] == 0) --pages;
-    return pages;
-  }
-  static std::vector<float> mass_of(const cache::PageWeights& weights, uint32_t kv_head) {
-    std::vector<float> mass(pages_of(weights));
-    for (uint32_t row = 0; row < weights.rows; ++row) {
-      const auto of_row = weights.of(kv_head, row);
-      const float total = std::accumulate(of_row.begin(), of_row.end(), 0.0f);
-      for (size_t page = 0; page < mass.size(); ++page)
-        mass[page] += of_row[page] / (total * static_cast<float>(weights.rows));
-    }
-    return mass;
-  }
 
   kv::ModelShape shape_;
   uint32_t steps_ = 0;
@@ -130,13 +113,14 @@ class Oracle final : public cache::PageWeightObserver {
 };
 
 // Listens to sparse attention over the same tokens.
-class Selections final : public cache::PageWeightObserver {
+class Selections final : public cache::LayerObserver {
  public:
   Selections(const kv::ModelShape& shape, const std::vector<PageList>& needed)
       : shape_(shape),
         full_layers_(static_cast<uint32_t>(std::ranges::count(shape.window, 0u))),
         needed_(needed) {}
 
+  bool wants_weights() const override { return true; }
   // A layer whose sketches are not there yet.
   void weighed(uint32_t layer, uint32_t, const cache::PageWeights&) override {
     next_ += shape_.window[layer] == 0 ? shape_.kv_heads : 0;
@@ -180,9 +164,9 @@ class PrefetchBench {
     const double share = 1 - cache::PageSelector::kPredicted * (1 - bench_.config.mass);
     Oracle oracle(shape, share);
     log_info("exact attention from {} tokens on", context);
-    HIFC_TRY(run(
-        {.context = context + options_.tokens, .attention = "exact", .weight_observer = &oracle},
-        context));
+    HIFC_TRY(
+        run({.context = context + options_.tokens, .attention = "exact", .layer_observer = &oracle},
+            context));
     for (size_t kind = 0; kind < kPredictorNames.size(); ++kind) {
       log_info("sparse attention, predictor {}", kPredictorNames[kind]);
       HIFC_TRY(add_row(report, context, kind, oracle));
@@ -233,7 +217,7 @@ class PrefetchBench {
                                        .context = context + options_.tokens,
                                        .attention = "sparse",
                                        .predictor = std::string(kPredictorNames[kind]),
-                                       .weight_observer = &selections},
+                                       .layer_observer = &selections},
                                       context));
     const cache::PrefetchStatistics& reads = sparse.statistics.prefetch;
     const auto late = static_cast<double>(reads.blocks_wanted - reads.blocks_on_time);
@@ -283,8 +267,8 @@ void add_bench_prefetch(CLI::App& bench, Action& chosen) {
       "and token_ms: of a token.\n"
       "Example, with a quarter of the KV hot:\n"
       "  hifc bench prefetch -m model.gguf --context 6000 --flash /data/kv");
-  auto options = add_model_bench_options(*prefetch, {.contexts = {6000}, .rounds = 1});
-  options->hot_ratios = {0.25};
+  auto options =
+      add_model_bench_options(*prefetch, {.contexts = {6000}, .rounds = 1, .hot_ratios = {0.25}});
   options->tokens = 96;
   add_number(*prefetch, "--tokens", options->tokens, between(32u, 4096u), "Tokens decoded");
   prefetch->callback([=, &chosen] { chosen = [=] { return PrefetchBench(*options)(); }; });

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "apps/bench_model.h"
+#include "apps/samples.h"
 #include "base/log.h"
 
 namespace hifc::apps {
@@ -32,15 +33,15 @@ class PrefillBench {
  private:
   Result<void> measure(BenchReport& report, uint32_t context) {
     const auto prefix = std::span(bench_.tokens).first(context);
-    std::vector<double> hifc_s, fa_s, nofa_s, speedups;
+    std::vector<double> hifc_s, fa_s, nofa_s;
     for (uint32_t round = 0; round < options_.rounds; ++round) {
       log_info("prefill of {} tokens, round {}", context, round + 1);
       hifc_->truncate(0), fa_->truncate(0), nofa_->truncate(0);
       HIFC_TRY(bench_.time(hifc_s, [&] { return hifc_->prefill(prefix); }));
       HIFC_TRY(bench_.time(fa_s, [&] { return fa_->prefill(prefix); }));
       HIFC_TRY(bench_.time(nofa_s, [&] { return nofa_->prefill(prefix); }));
-      speedups.push_back(std::min(fa_s.back(), nofa_s.back()) / hifc_s.back());
     }
+    const std::vector<double> speedups = ratios(smaller(fa_s, nofa_s), hifc_s);
     const std::string label = policy_label(bench_.config.policy);
     report.add_row(fmt::format("prefill.ctx{}{}", context, label == "fp16" ? "" : "." + label),
                    {{"hifc_s", median(hifc_s)},

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <fstream>
@@ -78,12 +77,13 @@ void BenchReport::add_row(std::string name, Json metrics, const std::vector<Targ
                              {"pass", targets.empty() ? Json(nullptr) : Json(pass)}});
 }
 
+std::string BenchReport::heading() const {
+  return fmt::format("{} at {}, {}\n{}\nparameters {}\n\n", report_["bench"].get<std::string>(),
+                     report_["commit"].get<std::string>(), report_["build"].get<std::string>(),
+                     report_["machine"].dump(), report_["parameters"].dump());
+}
+
 std::string BenchReport::table() const {
-  std::string text =
-      fmt::format("{} at {}, {}\n", report_["bench"].get<std::string>(),
-                  report_["commit"].get<std::string>(), report_["build"].get<std::string>());
-  text +=
-      fmt::format("{}\nparameters {}\n\n", report_["machine"].dump(), report_["parameters"].dump());
   Table table({{"row"}, {"metric"}, {"value", Table::Align::kRight}, {"target"}});
   for (const Json& row : report_["rows"]) {
     std::string name = row["name"];
@@ -96,7 +96,7 @@ std::string BenchReport::table() const {
     if (!row["pass"].is_null())
       table.add_row({"", row["pass"].get<bool>() ? "pass" : "MISSED", "", ""});
   }
-  return text + table.to_string();
+  return heading() + table.to_string();
 }
 
 void add_output_flags(CLI::App& command, BenchOutput& output) {
@@ -104,25 +104,17 @@ void add_output_flags(CLI::App& command, BenchOutput& output) {
   command.add_flag("--enforce", output.enforce, "Exit status 3 when a target is missed");
 }
 
-Result<int> publish(const BenchReport& report, const BenchOutput& output) {
-  const std::string text = output.json ? report.json().dump(2) + "\n" : report.table();
+Result<int> publish(const BenchReport& report, const BenchOutput& output,
+                    const std::string& table) {
+  const std::string text = output.json ? report.json().dump(2) + "\n" : table;
   const bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
   if (!written || std::fflush(stdout) != 0)
     return failure(Code::kIo, "standard output cannot be written", errno);
   return output.enforce && !report.all_targets_met() ? kExitTargetMissed : kExitOk;
 }
 
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  std::ranges::sort(values);
-  const size_t middle = values.size() / 2;
-  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
-}
-
-double spread(const std::vector<double>& values) {
-  if (values.empty()) return 0;
-  const auto [smallest, largest] = std::ranges::minmax(values);
-  return (largest - smallest) / median(values);
+Result<int> publish(const BenchReport& report, const BenchOutput& output) {
+  return publish(report, output, report.table());
 }
 
 }  // namespace hifc::apps

@@ -29,13 +29,14 @@ class BenchReport {
 
   BenchReport(std::string bench, Json parameters);
 
-  // `metrics`: name -> number, string, null, or an array, which the table leaves out. A target
-  // whose metric is null is not met.
+  // `metrics`: name -> number, string, true or false, null, or an array, which the table leaves
+  // out. A target whose metric is null is not met.
   void add_row(std::string name, Json metrics, const std::vector<Target>& targets = {});
 
   bool all_targets_met() const { return all_met_; }
   const Json& json() const { return report_; }
-  std::string table() const;
+  std::string heading() const;  // machine, build, commit and parameters; ends with an empty line
+  std::string table() const;    // with the heading
 
  private:
   Json report_;
@@ -50,11 +51,8 @@ struct BenchOutput {
 // --json and --enforce.
 void add_output_flags(CLI::App& command, BenchOutput& output);
 
-// Prints the report to standard output and gives the exit status; kIo.
+// Prints the report to standard output and gives the exit status; kIo. `table`: for people.
+Result<int> publish(const BenchReport& report, const BenchOutput& output, const std::string& table);
 Result<int> publish(const BenchReport& report, const BenchOutput& output);
-
-double median(std::vector<double> values);
-// (largest - smallest) / median: how far to trust the median.
-double spread(const std::vector<double>& values);
 
 }  // namespace hifc::apps

@@ -9,6 +9,7 @@
 #include "apps/bench_model.h"
 #include "apps/fio.h"
 #include "apps/page_cache.h"
+#include "apps/samples.h"
 #include "base/log.h"
 
 namespace hifc::apps {

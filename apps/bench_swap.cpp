@@ -12,6 +12,7 @@
 #include "apps/bench.h"
 #include "apps/bench_report.h"
 #include "apps/progress.h"
+#include "apps/samples.h"
 #include "apps/scratch_directory.h"
 #include "apps/swap_file.h"
 #include "apps/swap_plan.h"

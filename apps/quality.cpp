@@ -7,6 +7,7 @@
 #include <span>
 
 #include "apps/command.h"
+#include "apps/log_probability.h"
 #include "base/check.h"
 #include "base/text.h"
 #include "engine/sampler.h"
@@ -15,13 +16,6 @@ namespace hifc::apps {
 namespace {
 
 using engine::ReferenceMode;
-
-double log_sum_exp(std::span<const float> logits) {
-  const double top = *std::ranges::max_element(logits);
-  double sum = 0;
-  for (const float logit : logits) sum += std::exp(logit - top);
-  return top + std::log(sum);
-}
 
 struct TokenQuality {
   double nll = 0, kl = 0;

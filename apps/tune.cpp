@@ -1,6 +1,8 @@
 // hifc tune quality: measures how much each layer's attention suffers from each codec of K and of V
 // on a text, and writes the policy that saves so many bytes at the least loss, or that keeps so
 // much of every layer in the fewest bytes.
+#include "apps/tune.h"
+
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -141,6 +143,7 @@ class Tune {
 void add_tune_command(CLI::App& app, Action& chosen) {
   CLI::App* tune = app.add_subcommand("tune", "Fit HiFC to a model and a machine");
   tune->require_subcommand(1);
+  add_tune_heads(*tune, chosen);
   CLI::App* quality = tune->add_subcommand(
       "quality", "Find how few bits each layer's K and V need, and write a policy file");
   quality->footer(

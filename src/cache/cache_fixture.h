@@ -103,6 +103,7 @@ struct CacheSetup {
   const std::atomic<bool>* cancelled = nullptr;
   uint32_t generated_from = 0;  // position of the first token that is not of a prompt
   Trace* trace = nullptr;
+  LayerObserver* layer_observer = nullptr;
 };
 
 inline uint32_t frames_of(uint64_t bytes, const kv::GroupLayout& layout) {
@@ -167,6 +168,7 @@ class Session {
                                         .fingerprint = {setup_.fingerprint},
                                         .prefetch = setup_.prefetch,
                                         .sparse = setup_.sparse,
+                                        .layer_observer = setup_.layer_observer,
                                         .cancelled = setup_.cancelled,
                                         .trace = setup_.trace},
                                        *tiers, *kernels, parallel_, clock()));

@@ -156,10 +156,14 @@ uint32_t KvCache::splits_per_unit() const {
   return std::max(1u, block_tokens() / kSplitTokens);
 }
 
-uint32_t KvCache::first_split(uint32_t layer) const {
+uint32_t KvCache::first_token(uint32_t layer) const {
   const uint32_t window = options_.shape.window[layer];
   const bool all = window == 0 || step_.position < window;
-  return all ? 0 : (step_.position + 1 - window) / kSplitTokens;
+  return all ? 0 : step_.position + 1 - window;
+}
+
+uint32_t KvCache::first_split(uint32_t layer) const {
+  return first_token(layer) / kSplitTokens;
 }
 
 void KvCache::begin_step(uint32_t position, std::span<const int32_t> tokens, StepKind kind) {
@@ -239,6 +243,8 @@ Result<void> KvCache::attend(const LayerInput& input) {
   const TraceScope scope(options_.trace, kTraceLayer, {input.layer});
   auto outcome = append(input);
   if (outcome) {
+    if (options_.layer_observer != nullptr)
+      options_.layer_observer->attending(input.layer, step_.end() - first_token(input.layer));
     residency_.set_running(input.layer);
     outcome = sparse(input.layer) ? stream_selected(input) : stream(input);
     residency_.set_running(Residency::kNoLayer);
@@ -339,8 +345,9 @@ Result<void> KvCache::stream(const LayerInput& input) {
   if (sparse_step_ && selector_->applies_to(layer)) selector_->read_everything(layer);
   prefetcher_.begin_layer(layer);
   prefetcher_.count_wanted();
-  const bool observed = options_.weight_observer != nullptr && step_.tokens.size() == 1 &&
-                        step_.kind == StepKind::kGeneration;
+  const bool observed = options_.layer_observer != nullptr && step_.tokens.size() == 1 &&
+                        step_.kind == StepKind::kGeneration &&
+                        options_.layer_observer->wants_weights();
   attention_.begin(input, {.kind = step_.kind,
                            .position = step_.position,
                            .tokens = static_cast<uint32_t>(step_.tokens.size()),
@@ -367,7 +374,7 @@ Result<void> KvCache::stream(const LayerInput& input) {
   const TraceScope scope(options_.trace, kTraceMerge, {layer});
   attention_.finish();
   if (observed)
-    options_.weight_observer->weighed(layer, first_split * kernels::kSplitPages, exact_weights_);
+    options_.layer_observer->weighed(layer, first_split * kernels::kSplitPages, exact_weights_);
   return {};
 }
 

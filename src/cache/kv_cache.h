@@ -57,15 +57,19 @@ namespace hifc::cache {
 // The newest tokens are never encoded.
 inline constexpr uint32_t kExactTokens = 128;
 
-// Is told, on the thread that drives the cache, what each page has of the attention of a step of
-// few query rows, such as one token's.
-class PageWeightObserver {
+// Is told, on the thread that drives the cache, about the attention of each layer of a step.
+class LayerObserver {
  public:
-  virtual ~PageWeightObserver() = default;
-  // Exact attention: pages from `first_page` on, every one.
-  virtual void weighed(uint32_t layer, uint32_t first_page, const PageWeights& weights) = 0;
+  virtual ~LayerObserver() = default;
+  // It begins. It sees `tokens` tokens, the step's own among them; a window hides the others. The
+  // cache's Parallel is free until this returns.
+  virtual void attending(uint32_t /*layer*/, uint32_t /*tokens*/) {}
+  // Whether weighed() is to be called: weights take time.
+  virtual bool wants_weights() const { return false; }
+  // Exact attention of a generated token: what each page has of it, from `first_page` on.
+  virtual void weighed(uint32_t /*layer*/, uint32_t /*first_page*/, const PageWeights&) {}
   // Sparse attention: what it attended to.
-  virtual void selected(uint32_t layer, uint32_t kv_head, const PageList& pages) = 0;
+  virtual void selected(uint32_t /*layer*/, uint32_t /*kv_head*/, const PageList&) {}
 };
 
 struct CacheOptions {
@@ -75,7 +79,7 @@ struct CacheOptions {
   kv::Fingerprint fingerprint = {};
   PrefetchOptions prefetch;
   SparseOptions sparse;
-  PageWeightObserver* weight_observer = nullptr;
+  LayerObserver* layer_observer = nullptr;
   const std::atomic<bool>* cancelled = nullptr;  // attend() fails with kCancelled once it is true
   Trace* trace = nullptr;                        // outlives the tiers: late reads are recorded too
 };
@@ -182,7 +186,9 @@ class KvCache {
   // A unit is the span that attention takes as a whole: a block, or the blocks of one split.
   uint32_t groups_per_unit() const;
   uint32_t splits_per_unit() const;
-  uint32_t first_split(uint32_t layer) const;  // that the running step sees
+  // That the running step sees.
+  uint32_t first_token(uint32_t layer) const;
+  uint32_t first_split(uint32_t layer) const;
   const kv::GroupLayout& layout() const { return format_.layout; }
   void plan();
   void plan_sealing();

@@ -159,9 +159,9 @@ Result<void> KvCache::stream_selected(const LayerInput& input) {
   if (selector_->options().on_miss == OnMiss::kSkip) HIFC_TRY(skip_missing(layer));
   HIFC_TRY(attend_to_selection(input));
   const TraceScope scope(options_.trace, kTraceObserve, {layer});
-  if (options_.weight_observer != nullptr)
+  if (options_.layer_observer != nullptr)
     for (uint32_t h = 0; h < options_.shape.kv_heads; ++h)
-      options_.weight_observer->selected(layer, h, selector_->selected(h));
+      options_.layer_observer->selected(layer, h, selector_->selected(h));
   selector_->observe(exact_weights_);
   drop_unselected(layer);
   return {};

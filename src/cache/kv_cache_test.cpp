@@ -318,6 +318,40 @@ TEST(KvCache, SaysWhenMemoryAloneIsTooSmall) {
   EXPECT_TRUE(same_bits(in, expected, session.outputs, 256));
 }
 
+TEST(KvCache, TellsWhatTheAttentionOfEachLayerSees) {
+  class Recorder : public LayerObserver {
+   public:
+    explicit Recorder(bool weights) : weights_(weights) {}
+    void attending(uint32_t layer, uint32_t tokens) override { seen.emplace_back(layer, tokens); }
+    bool wants_weights() const override { return weights_; }
+    void weighed(uint32_t layer, uint32_t, const PageWeights&) override {
+      weighed_in |= 1u << layer;
+    }
+    std::vector<std::pair<uint32_t, uint32_t>> seen;
+    uint32_t weighed_in = 0;
+
+   private:
+    bool weights_;
+  };
+  const kv::ModelShape shape{
+      .layers = 2, .query_heads = 2, .kv_heads = 1, .head_dim = 64, .window = {0, 96}};
+  const Inputs in(shape, 301, 6);
+  for (const bool weights : {false, true}) {
+    Recorder recorder(weights);
+    CacheSetup setup = in_memory(shape, in.length);
+    setup.layer_observer = &recorder;
+    Session session(in, setup);
+    ASSERT_TRUE(session.open());
+    ASSERT_TRUE(session.advance(300, 256));
+    ASSERT_TRUE(session.advance(301, 1));
+    const std::vector<std::pair<uint32_t, uint32_t>> expected = {{0, 256}, {1, 256}, {0, 300},
+                                                                 {1, 139}, {0, 301}, {1, 96}};
+    EXPECT_EQ(recorder.seen, expected);
+    EXPECT_EQ(recorder.weighed_in, weights ? 3u : 0u);
+    EXPECT_TRUE(same_bits(in, undamaged(in), session.outputs, in.length));
+  }
+}
+
 TEST(KvCache, TwoOverTwoTiersDoNotDisturbEachOther) {
   const Inputs a(kPlain, 520, 1), b(kPlain, 520, 2);
   Session first(a, minimum(kPlain, 64, 64)), second(b, minimum(kPlain, 64, 64));

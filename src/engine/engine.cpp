@@ -173,7 +173,7 @@ Result<void> Engine::create_cache() {
                                               .fingerprint = fingerprint_,
                                               .prefetch = prefetch,
                                               .sparse = sparse_options(options_.config),
-                                              .weight_observer = options_.weight_observer,
+                                              .layer_observer = options_.layer_observer,
                                               .cancelled = options_.cancelled,
                                               .trace = options_.trace},
                                              *tiers_, *kernels, pool_, clock_));

@@ -44,9 +44,9 @@ struct EngineOptions {
   bool temporary_flash = false;  // what is stored goes with the engine
   // Tokens that will surely be held; their memory is taken while the engine is made. 0: unknown.
   uint64_t expected_tokens = 0;
-  AttentionObserver* observer = nullptr;                 // outlives the engine
-  cache::PageWeightObserver* weight_observer = nullptr;  // too
-  const std::atomic<bool>* cancelled = nullptr;          // stop as soon as possible once true
+  AttentionObserver* observer = nullptr;           // outlives the engine
+  cache::LayerObserver* layer_observer = nullptr;  // too
+  const std::atomic<bool>* cancelled = nullptr;    // stop as soon as possible once true
   Trace* trace = nullptr;  // outlives the engine; its clock is `clock`, or the system's
 };
 

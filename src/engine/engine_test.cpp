@@ -112,6 +112,19 @@ TEST_P(EveryModel, IsAsCloseToAnF32CacheAsLlamasF16Cache) {
   EXPECT_GE(hifc.top1_agreed + 2, llama.top1_agreed);
 }
 
+TEST(Reference, SaysWhatItsCacheTakes) {
+  const kv::ModelShape shape{
+      .layers = 30, .query_heads = 9, .kv_heads = 3, .head_dim = 64, .window = {}};
+  constexpr uint64_t kTokenBytes = 23040;
+  EXPECT_EQ(Reference::kv_bytes(shape, {.mode = ReferenceMode::kF16, .context_tokens = 256}),
+            256 * kTokenBytes);
+  EXPECT_EQ(Reference::kv_bytes(
+                shape, {.mode = ReferenceMode::kF16FlashAttention, .context_tokens = 8048}),
+            8192 * kTokenBytes);
+  EXPECT_EQ(Reference::kv_bytes(shape, {.mode = ReferenceMode::kF32, .context_tokens = 1}),
+            512 * kTokenBytes);
+}
+
 struct Variant {
   uint32_t block_tokens;
   uint32_t threads;

@@ -46,6 +46,14 @@ Result<std::unique_ptr<Reference>> Reference::create(const Model& model, ThreadP
   return reference;
 }
 
+uint64_t Reference::kv_bytes(const kv::ModelShape& shape, const ReferenceOptions& options) {
+  constexpr uint64_t kPadding = 256;  // libllama rounds the context up to it
+  const uint64_t tokens = (options.context_tokens + kPadding - 1) / kPadding * kPadding;
+  const uint64_t number_bytes =
+      options.mode == ReferenceMode::kF32 ? sizeof(float) : sizeof(uint16_t);
+  return tokens * 2 * shape.layers * shape.kv_heads * shape.head_dim * number_bytes;
+}
+
 Reference::Reference(const Model& model) : model_(model) {}
 
 Reference::~Reference() {

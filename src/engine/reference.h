@@ -36,6 +36,9 @@ class Reference {
                                                    const ReferenceOptions& options);
   ~Reference();
 
+  // Bytes of the cache that such a reference takes.
+  static uint64_t kv_bytes(const kv::ModelShape& shape, const ReferenceOptions& options);
+
   // Appends tokens (at most ubatch_tokens) with logits of all of them or of the last one.
   Result<void> step(std::span<const int32_t> tokens, bool all_outputs);
   // Appends any number of tokens, in chunks; logits of the last one.

@@ -62,7 +62,8 @@ class Sparse(ProgramTest):
 
     def test_predictions_are_compared(self):
         done = self.succeed("bench", "prefetch", "-m", model(MODEL), "--context", "1000",
-                            "--tokens", "40", "--threads", "1", "--flash", self.flash, "--json")
+                            "--tokens", "40", "--threads", "1", "--flash", self.flash,
+                            "--mass", "0.5", "--json")
         rows = {row["name"]: row["metrics"] for row in json.loads(done.stdout)["rows"]}
         self.assertEqual(sorted(rows), sorted(
             f"prefetch.{name}.ctx1000"
@@ -74,7 +75,50 @@ class Sparse(ProgramTest):
         # One span has all that is between; in a random model little is.
         self.assertGreaterEqual(rows["prefetch.hot_span.ctx1000"]["share_fetched"],
                                 rows["prefetch.mean.ctx1000"]["share_fetched"])
+        # And sparse attention goes by it.
+        self.assertGreater(rows["prefetch.hot_span.ctx1000"]["selected_share"],
+                           rows["prefetch.mean.ctx1000"]["selected_share"])
         self.assertEqual(self.leftovers(), [])
+
+    def retrieval(self, name, *more):
+        done = self.succeed("bench", "retrieval", "-m", model(name), "--context", "3072",
+                            "--sets", "1", "--flash", self.flash, *more, "--json")
+        self.assertEqual(self.leftovers(), [])
+        return {row["name"]: row for row in json.loads(done.stdout)["rows"]}
+
+    def test_facts_are_asked_for_under_both_kinds_of_attention(self):
+        whole = self.retrieval(MODEL, "--mass", "1")
+        self.assertEqual(list(whole), [*(f"retrieval.depth{depth:02}"
+                                         for depth in range(5, 100, 10)), "retrieval.mean"])
+        for name, row in whole.items():
+            metrics = row["metrics"]
+            self.assertEqual(metrics["logprob_sparse"], metrics["logprob_exact"], name)
+            self.assertLess(metrics["logprob_exact"], 0, name)
+            self.assertNotEqual(metrics["logprob_exact"], metrics["logprob_without"], name)
+        few = self.retrieval(MODEL, "--mass", "0.3")
+        self.assertNotEqual(few["retrieval.mean"]["metrics"]["logprob_sparse"],
+                            few["retrieval.mean"]["metrics"]["logprob_exact"])
+        self.assertLess(few["retrieval.mean"]["metrics"]["pages_selected_share"], 0.9)
+
+    def test_facts_are_found(self):
+        rows = self.retrieval("smollm2-135m")
+        mean = rows["retrieval.mean"]
+        self.assertEqual(mean["target"], {"drop": "<= 0.05"})
+        self.assertGreaterEqual(mean["metrics"]["found"], 7)
+        for row in rows.values():
+            metrics = row["metrics"]
+            self.assertEqual(metrics["drop"] is None, metrics["found"] == 0)
+            if row is not mean and metrics["found"]:
+                self.assertEqual(metrics["drop"],
+                                 metrics["logprob_exact"] - metrics["logprob_sparse"])
+
+    def test_nonsense_about_facts_is_refused(self):
+        for more, words in ((("--context", "1000"), ("--context", "3072")),
+                            (("--context", "4000,8000"), ("one --context",)),
+                            (("--sets", "4"), ("--sets", "from 1 to 3"))):
+            self.refused("bench", "retrieval", "-m", model(MODEL), *more, words=words, status=2)
+        self.refused("bench", "retrieval", "-m", model(MODEL), "--context", "4000",
+                     words=("--context 4000", "4096 tokens"))
 
     def test_policies_and_attentions_are_compared_side_by_side(self):
         done = self.succeed("bench", "decode", "-m", model(MODEL), "--context", "600",
