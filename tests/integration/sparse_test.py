@@ -60,6 +60,28 @@ class Sparse(ProgramTest):
         self.assertGreater(rows["hifc"]["metrics"]["attention"]["sparse_tokens"], 300)
         self.assertIn("kl_over_floor", rows["hifc"]["target"])
 
+    def test_heads_are_told_apart(self):
+        text = self.folder / "text"
+        text.write_text(TEXT)
+        command = ("tune", "heads", "-m", model(MODEL), "-f", text, "--threads", "1", "--tokens", "4")
+        done = self.succeed(*command, "--context", "700", "--mass", "0.6", "--json")
+        rows = {row["name"]: row["metrics"] for row in json.loads(done.stdout)["rows"]}
+        heads = [row for name, row in rows.items() if name.startswith("layer")]
+        self.assertGreater(len(heads), 3)
+        for head in heads:
+            self.assertLess(head["pages"], 0.6)
+            self.assertLess(head["first"] + head["newest"], 0.6)
+        shapes = [row for name, row in rows.items() if name.startswith("heads.")]
+        self.assertGreaterEqual(len(shapes), 2)
+        for shape in shapes:
+            self.assertGreater(shape["saved"], 0)
+            self.assertLess(shape["by_head_bytes"], shape["whole_bytes"])
+            self.assertNotIn("device_saved", shape)
+        self.refused(*command, words=("tokens", "--context 6000"), status=1)
+        self.refused(*command, "--mass", "1", words=("--mass", "between 0 and 1"), status=2)
+        self.refused(*command, "--context", "700", "--device", self.folder / "absent",
+                     words=("absent",), status=1)
+
     def test_predictions_are_compared(self):
         done = self.succeed("bench", "prefetch", "-m", model(MODEL), "--context", "1000",
                             "--tokens", "40", "--threads", "1", "--flash", self.flash,
