@@ -33,7 +33,7 @@ void for_each_choice(Visit visit) {
     for (const Codec v : kv::kCodecs) visit(LayerCodecs{.k = k, .v = v});
 }
 
-// The choice of one layer with the least error^2 + price * bytes.
+// The choice of one layer with the least error^2 + price * bytes: F16 where no error is a number.
 LayerCodecs cheapest(const LayerSensitivity& layer, const kv::ModelShape& shape, double price) {
   LayerCodecs best;
   double least = std::numeric_limits<double>::infinity();
@@ -56,6 +56,22 @@ double bytes_of(const kv::CodecPolicy& policy, const kv::ModelShape& shape) {
   double bytes = 0;
   for (const LayerCodecs& codecs : policy) bytes += bytes_of(shape, codecs);
   return bytes;
+}
+
+double saved_by(const kv::CodecPolicy& policy, const kv::ModelShape& shape) {
+  return 1 - bytes_of(policy, shape) / (shape.layers * bytes_of(shape, LayerCodecs{}));
+}
+
+// Layers whose errors are no numbers stay F16 at any price.
+Result<void> check_saved(const kv::CodecPolicy& policy, const kv::ModelShape& shape, double share) {
+  constexpr double kRounding = 1e-9;
+  const double saved = saved_by(policy, shape);
+  if (saved >= share - kRounding) return {};
+  return failure(
+      Code::kInvalid,
+      fmt::format("{:g} % fewer bytes cannot be had: errors were measured for too few layers and "
+                  "codecs (the others gave no finite numbers), which save {:.1f} % at most",
+                  100 * share, std::floor(1000 * saved) / 10));
 }
 
 // A price leaves gaps between what it can reach: layers take back bits as long as there is room,
@@ -92,7 +108,7 @@ void weigh(Sensitivity& sensitivity, LayerCodecs probe, std::span<const double> 
   // Less than this share of the mean cannot be told from noise.
   constexpr double kLeast = 0.05;
   const double mean = std::accumulate(kl.begin(), kl.end(), 0.0) / static_cast<double>(kl.size());
-  if (!(mean > 0)) return;
+  if (!(mean > 0) || !std::isfinite(mean)) return;
   for (size_t i = 0; i < kl.size(); ++i) {
     const double error = error_of(sensitivity[i], probe);
     if (error > 0) sensitivity[i].weight = std::max(kl[i], kLeast * mean) / (error * error);
@@ -121,6 +137,7 @@ Result<kv::CodecPolicy> policy_saving(const Sensitivity& sensitivity, const kv::
     (enough ? high : low) = middle;
   }
   kv::CodecPolicy policy = policy_at(sensitivity, shape, std::exp(high));
+  HIFC_TRY(check_saved(policy, shape, share));
   spend(policy, sensitivity, shape, allowed - bytes_of(policy, shape));
   return policy;
 }
@@ -132,7 +149,7 @@ kv::CodecPolicy policy_recovering(const Sensitivity& sensitivity, const kv::Mode
   for (const LayerSensitivity& layer : sensitivity) {
     LayerCodecs best;
     for_each_choice([&](LayerCodecs codecs) {
-      if (error_of(layer, codecs) > 1 - recovery) return;
+      if (!(error_of(layer, codecs) <= 1 - recovery)) return;
       const double fewer = bytes_of(shape, best) - bytes_of(shape, codecs);
       const bool better = fewer == 0 && error_of(layer, codecs) < error_of(layer, best);
       if (fewer > 0 || better) best = codecs;

@@ -14,7 +14,8 @@ namespace hifc::engine {
 
 inline constexpr auto kLossyCodecs = std::span(kv::kCodecs).subspan<1>();
 
-// Relative L2 errors of one layer's attention output (recovery.h), by index into kLossyCodecs.
+// Relative L2 errors of one layer's attention output (recovery.h), by index into kLossyCodecs. What
+// is not finite could not be measured: no policy has it.
 struct LayerSensitivity {
   std::array<double, kLossyCodecs.size()> k = {};  // with K encoded alone
   std::array<double, kLossyCodecs.size()> v = {};
@@ -35,11 +36,13 @@ void weigh(Sensitivity& sensitivity, kv::LayerCodecs probe, std::span<const doub
 Result<void> check_saving(const kv::ModelShape& shape, double share);
 
 // The least weighted sum of squared errors of all layers with at least this share of F16's bytes
-// saved, scales and mins included. kInvalid where no codec saves so much.
+// saved, scales and mins included. kInvalid where no codec saves so much, or none of those whose
+// errors are finite.
 Result<kv::CodecPolicy> policy_saving(const Sensitivity& sensitivity, const kv::ModelShape& shape,
                                       double share);
 
-// The fewest bytes with every layer's error at most 1 - recovery.
+// The fewest bytes with every layer's error at most 1 - recovery: by error_of(), so that what is
+// measured with K and V encoded together may be a little more.
 kv::CodecPolicy policy_recovering(const Sensitivity& sensitivity, const kv::ModelShape& shape,
                                   double recovery);
 

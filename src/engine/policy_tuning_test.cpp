@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cmath>
+#include <limits>
 #include <random>
 #include <string>
 
@@ -116,6 +117,62 @@ TEST(PolicySaving, RefusesWhatNoCodecSaves) {
   EXPECT_EQ(refused.error().code, Code::kInvalid);
   EXPECT_NE(refused.error().message().find("2 bits everywhere save 84.3 %"), std::string::npos)
       << refused.error().message();
+}
+
+// A layer that could not be measured, with errors that are no numbers or infinite.
+Sensitivity with_unmeasured_layer(double error, uint32_t layers) {
+  Sensitivity sensitivity = random_sensitivity(layers, 6);
+  sensitivity[1].k.fill(error);
+  sensitivity[1].v.fill(error);
+  return sensitivity;
+}
+constexpr double kNotMeasured[] = {std::numeric_limits<double>::quiet_NaN(),
+                                   std::numeric_limits<double>::infinity()};
+
+TEST(PolicySaving, LeavesWhatCouldNotBeMeasuredExact) {
+  const kv::ModelShape shape = shape_of(4);
+  for (const double error : kNotMeasured) {
+    const auto policy = policy_saving(with_unmeasured_layer(error, 4), shape, 0.6);
+    ASSERT_TRUE(policy) << policy.error().message();
+    EXPECT_EQ((*policy)[1], kv::LayerCodecs{});
+    EXPECT_GE(saved(shape, *policy), 0.6);
+  }
+}
+
+TEST(PolicySaving, NeverSavesLessThanAskedWithoutAWord) {
+  const kv::ModelShape shape = shape_of(4);
+  for (const double error : kNotMeasured) {
+    const auto refused = policy_saving(with_unmeasured_layer(error, 4), shape, 0.7);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code, Code::kInvalid);
+    // Three of four layers save 84.375 % each.
+    EXPECT_EQ(refused.error().message(),
+              "70 % fewer bytes cannot be had: errors were measured for too few layers and codecs "
+              "(the others gave no finite numbers), which save 63.2 % at most");
+  }
+}
+
+TEST(Weights, StayEqualWhereOneIsNoNumber) {
+  const kv::LayerCodecs probe{.k = Codec::kI2, .v = Codec::kI2};
+  for (const double kl : kNotMeasured) {
+    Sensitivity sensitivity = random_sensitivity(3, 4);
+    weigh(sensitivity, probe, std::array{0.001, kl, 0.002});
+    for (const LayerSensitivity& layer : sensitivity) EXPECT_EQ(layer.weight, 1);
+  }
+}
+
+TEST(PolicyRecovering, LeavesWhatCouldNotBeMeasuredExact) {
+  for (const double error : kNotMeasured) {
+    Sensitivity sensitivity = with_unmeasured_layer(error, 4);
+    kv::CodecPolicy policy = policy_recovering(sensitivity, shape_of(4), 0.9);
+    EXPECT_EQ(policy[1], kv::LayerCodecs{});
+    // One number among others: the rest can be chosen from.
+    sensitivity[1] = sensitivity[0];
+    sensitivity[1].k.back() = error;
+    policy = policy_recovering(sensitivity, shape_of(4), 0.9);
+    EXPECT_LE(error_of(sensitivity[1], policy[1]), 0.1);
+    EXPECT_TRUE(policy[1].lossy());
+  }
 }
 
 TEST(PolicyRecovering, KeepsEveryLayerAboveTheShareInTheFewestBytes) {
