@@ -105,8 +105,9 @@ void rotate_f16(uint32_t head_dim, uint32_t count, const uint16_t* from, size_t 
 }
 
 template <class Operations>
-const Codecs* codecs(Isa isa) {
+const Codecs* codecs(Isa isa, std::string_view name) {
   static const Codecs table{.isa = isa,
+                            .name = name,
                             .encode = encode<Operations>,
                             .decode = decode,
                             .decode_f16 = decode_f16,
@@ -116,15 +117,19 @@ const Codecs* codecs(Isa isa) {
 }
 
 const Codecs* any_codecs(Isa isa) {
-  return codecs<AnyOperations>(isa);
+  return codecs<AnyOperations>(isa, to_string(isa));
 }
 
 #if HWY_TARGET == HWY_AVX3
-const Codecs* avx512_codecs() {
-  if (__builtin_cpu_supports("avx512vbmi"))
-    return __builtin_cpu_supports("avx512fp16") ? codecs<Fp16Operations>(Isa::kAvx512)
-                                                : codecs<VbmiOperations>(Isa::kAvx512);
-  return any_codecs(Isa::kAvx512);
+// Null where this CPU lacks an extension.
+const Codecs* vbmi_codecs() {
+  if (!__builtin_cpu_supports("avx512vbmi")) return nullptr;
+  return codecs<VbmiOperations>(Isa::kAvx512, "avx512-vbmi");
+}
+const Codecs* fp16_codecs() {
+  if (!__builtin_cpu_supports("avx512vbmi") || !__builtin_cpu_supports("avx512fp16"))
+    return nullptr;
+  return codecs<Fp16Operations>(Isa::kAvx512, "avx512-vbmi-fp16");
 }
 #endif
 
@@ -134,16 +139,26 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace hifc::kernels {
 
-Result<const Codecs*> codecs_for(Isa isa) {
+std::vector<const Codecs*> runnable_codecs() {
   [[maybe_unused]] const int64_t cpu = hwy::SupportedTargets();
-  if (isa == Isa::kPortable) return HWY_STATIC_DISPATCH(any_codecs)(isa);
+  std::vector<const Codecs*> all = {HWY_STATIC_DISPATCH(any_codecs)(Isa::kPortable)};
 #if HWY_TARGETS & HWY_AVX2
-  if (isa == Isa::kAvx2 && (cpu & HWY_AVX2) != 0) return N_AVX2::any_codecs(isa);
+  if ((cpu & HWY_AVX2) != 0) all.push_back(N_AVX2::any_codecs(Isa::kAvx2));
 #endif
 #if HWY_TARGETS & HWY_AVX3
-  const bool vectors_of_512 = isa == Isa::kAvx512 || isa == Isa::kAmx;
-  if (vectors_of_512 && (cpu & HWY_AVX3) != 0) return N_AVX3::avx512_codecs();
+  if ((cpu & HWY_AVX3) != 0)
+    all.insert(all.end(),
+               {N_AVX3::any_codecs(Isa::kAvx512), N_AVX3::vbmi_codecs(), N_AVX3::fp16_codecs()});
 #endif
+  std::erase(all, nullptr);
+  return all;
+}
+
+Result<const Codecs*> codecs_for(Isa isa) {
+  const Isa vectors = isa == Isa::kAmx ? Isa::kAvx512 : isa;
+  const auto all = runnable_codecs();
+  const auto last = std::ranges::find(all.rbegin(), all.rend(), vectors, &Codecs::isa);
+  if (last != all.rend()) return *last;
   return failure(Code::kUnsupported,
                  fmt::format("this CPU or build has no {} codecs", to_string(isa)));
 }

@@ -37,6 +37,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
+#include <vector>
 
 #include "base/result.h"
 #include "kernels/attention.h"
@@ -56,6 +58,7 @@ struct RowRange {
 // One instruction set's codecs; kF16 is copied. No pointer needs an alignment.
 struct Codecs {
   Isa isa = Isa::kPortable;
+  std::string_view name = {};  // of the instruction set, with the extensions that are used
 
   // page: F16 bits [rows][columns]; encoded: page_bytes(format).
   void (*encode)(const PageFormat& format, const uint16_t* page, std::byte* encoded) = nullptr;
@@ -85,5 +88,9 @@ struct Codecs {
 // The codecs of one instruction set; kAmx has those of kAvx512. kUnsupported where the CPU or the
 // build lacks it.
 Result<const Codecs*> codecs_for(Isa isa);
+
+// All that this CPU can run: of each instruction set those for CPUs with fewer extensions too,
+// before the ones that codecs_for() gives. For tests and measurements.
+std::vector<const Codecs*> runnable_codecs();
 
 }  // namespace hifc::kernels

@@ -138,7 +138,7 @@ void rotate(benchmark::State& state, const Codecs* codecs, uint32_t head_dim) {
 
 void register_all(const Codecs* codecs) {
   using benchmark::RegisterBenchmark;
-  const std::string isa(to_string(codecs->isa));
+  const std::string isa(codecs->name);
   for (const kv::Codec codec : {kv::Codec::kI8, kv::Codec::kI4, kv::Codec::kI3, kv::Codec::kI2}) {
     const PageFormat format{codec, kv::kPageTokens, 128};
     const std::string name = isa + "/bits:" + std::to_string(code_bits(codec));
@@ -152,8 +152,7 @@ void register_all(const Codecs* codecs) {
 }
 
 const bool registered = [] {
-  for (const Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512})
-    if (auto codecs = codecs_for(isa)) register_all(*codecs);
+  for (const Codecs* codecs : runnable_codecs()) register_all(codecs);
   return true;
 }();
 

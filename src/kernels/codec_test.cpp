@@ -29,13 +29,6 @@ double from_half(uint16_t bits) {
   return static_cast<double>(std::bit_cast<_Float16>(bits));
 }
 
-std::vector<const Codecs*> available_codecs() {
-  std::vector<const Codecs*> all;
-  for (const Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512})
-    if (auto codecs = codecs_for(isa)) all.push_back(*codecs);
-  return all;
-}
-
 // The pages of K and V of all head dimensions with all codecs.
 std::vector<PageFormat> all_formats() {
   std::vector<PageFormat> formats;
@@ -50,8 +43,8 @@ std::vector<PageFormat> all_formats() {
 }
 
 std::string describe(const Codecs& codecs, const PageFormat& format) {
-  return std::string(to_string(codecs.isa)) + " bits " + std::to_string(code_bits(format.codec)) +
-         " rows " + std::to_string(format.rows) + " columns " + std::to_string(format.columns);
+  return std::string(codecs.name) + " bits " + std::to_string(code_bits(format.codec)) + " rows " +
+         std::to_string(format.rows) + " columns " + std::to_string(format.columns);
 }
 
 // Vectors are allocated to the byte: ASan sees every overrun.
@@ -161,7 +154,7 @@ std::vector<float> reference(const PageFormat& format, const std::vector<std::by
 // Calls visit(codecs, format) for all there are.
 template <class Visit>
 void for_all(const Visit& visit) {
-  for (const Codecs* codecs : available_codecs())
+  for (const Codecs* codecs : runnable_codecs())
     for (const PageFormat& format : all_formats()) {
       SCOPED_TRACE(describe(*codecs, format));
       visit(*codecs, format);
@@ -193,7 +186,7 @@ TEST(Codecs, ArbitraryBytesAreDecoded) {
     for (int round = 0; round < 4; ++round) {
       std::vector<std::byte> encoded(page_bytes(format));
       for (std::byte& byte : encoded) byte = static_cast<std::byte>(random());
-      for (const Codecs* codecs : available_codecs()) {
+      for (const Codecs* codecs : runnable_codecs()) {
         SCOPED_TRACE(describe(*codecs, format));
         EXPECT_EQ(bits(decode(*codecs, format, encoded)), bits(reference(format, encoded)));
       }
@@ -209,7 +202,7 @@ std::vector<uint16_t> decode_f16(const Codecs& codecs, const PageFormat& format,
 
 TEST(Codecs, F16IsCopied) {
   const PageFormat format{Codec::kF16, 64, 80};
-  for (const Codecs* codecs : available_codecs())
+  for (const Codecs* codecs : runnable_codecs())
     for (const Data data : kAllData) {
       const std::vector<uint16_t> page = make_page(format, data);
       const auto encoded = encode(*codecs, format, page);
@@ -378,7 +371,7 @@ TEST(Codecs, TheSearchGainsOnTheFullRange) {
 TEST(Codecs, ErrorsOnNormalDataAreAsStated) {
   const std::pair<Codec, double> kErrors[] = {
       {Codec::kI8, 0.0054}, {Codec::kI4, 0.084}, {Codec::kI3, 0.169}, {Codec::kI2, 0.333}};
-  for (const Codecs* codecs : available_codecs())
+  for (const Codecs* codecs : runnable_codecs())
     for (const auto& [codec, bound] : kErrors) {
       const PageFormat format{codec, 256, 64};
       const auto page = make_page(format, Data::kNormal);
@@ -495,9 +488,9 @@ std::vector<double> rotate_by_definition(std::span<const float> vector) {
 // Calls visit(codecs, head_dim) for all there are.
 template <class Visit>
 void for_all_rotations(const Visit& visit) {
-  for (const Codecs* codecs : available_codecs())
+  for (const Codecs* codecs : runnable_codecs())
     for (const uint32_t head_dim : kRotated) {
-      SCOPED_TRACE(testing::Message() << to_string(codecs->isa) << " head_dim " << head_dim);
+      SCOPED_TRACE(testing::Message() << codecs->name << " head_dim " << head_dim);
       visit(*codecs, head_dim);
     }
 }
@@ -578,6 +571,15 @@ TEST(Rotation, SpreadsAnOutlier) {
     for (const float value : vector) largest = std::max(largest, std::abs(value));
     EXPECT_LT(largest, 30.0f);
   });
+}
+
+TEST(Codecs, TheBestOfTheirInstructionSetAreTaken) {
+  const std::vector<const Codecs*> all = runnable_codecs();
+  EXPECT_EQ(all.front(), codecs_for(Isa::kPortable).value());
+  for (size_t i = 0; i < all.size(); ++i) {
+    const bool last = i + 1 == all.size() || all[i + 1]->isa != all[i]->isa;
+    EXPECT_EQ(codecs_for(all[i]->isa).value() == all[i], last) << all[i]->name;
+  }
 }
 
 TEST(Codecs, AmxHasThoseOfAvx512) {
