@@ -300,12 +300,20 @@ HeadParameters head_of(uint32_t head_dim, float softcap = 0.0f) {
 // Scores are of order 1..10 with errors of some 1e-6; weights and outputs inherit these.
 constexpr double kTolerance = 2e-5;
 
-void expect_matches_reference(const Kernels& kernels, const HeadParameters& head,
-                              const Pages& pages, const Rows& rows) {
+std::vector<Reference> references(const HeadParameters& head, const Pages& pages,
+                                  const Rows& rows) {
+  std::vector<Reference> all;
+  for (uint32_t row = 0; row < rows.count(); ++row)
+    all.push_back(reference(head, pages, rows, row));
+  return all;
+}
+
+void expect_matches(const std::vector<Reference>& references, const Kernels& kernels,
+                    const HeadParameters& head, const Pages& pages, const Rows& rows) {
   State state = attend(kernels, head, pages.view(), rows);
   const std::vector<float> out = finish(kernels, head, state);
   for (uint32_t row = 0; row < rows.count(); ++row) {
-    const Reference expected = reference(head, pages, rows, row);
+    const Reference& expected = references[row];
     if (expected.sum == 0) {
       EXPECT_EQ(state.max[row], -std::numeric_limits<float>::infinity());
       EXPECT_EQ(state.sum[row], 0.0f);
@@ -379,38 +387,38 @@ TEST(AttentionKernels, WeighWithoutV) {
       }
 }
 
+// Every algorithm on rows of some ranges.
+void expect_all_match(const HeadParameters& head, const Pages& pages, uint32_t count,
+                      Visible visible) {
+  const Rows rows = make_rows(count, head.head_dim, visible);
+  const std::vector<Reference> expected = references(head, pages, rows);
+  for (const Kernels& kernels : available_algorithms()) {
+    SCOPED_TRACE(testing::Message()
+                 << to_string(kernels.isa) << (is_for_prompts(kernels) ? " for prompts" : "")
+                 << " head_dim " << head.head_dim << " ranges " << static_cast<int>(visible)
+                 << " softcap " << head.softcap << " " << describe(pages.codings));
+    expect_matches(expected, kernels, head, pages, rows);
+  }
+}
+
 TEST(AttentionKernels, MatchTheReference) {
-  for (const Kernels& kernels : available_algorithms())
-    for (const uint32_t head_dim : {16u, 64u, 80u, 96u, 128u, 256u}) {
-      const Pages pages(head_dim, head_dim);
-      for (const uint32_t count : {1u, 2u, 3u, 4u, 6u, 7u, 9u, 16u, 96u})
-        for (const Visible visible : kAllVisible)
-          for (const float softcap : {0.0f, 30.0f}) {
-            if (count == 96 && head_dim == 256 && softcap != 0.0f) continue;  // slow reference
-            SCOPED_TRACE(testing::Message()
-                         << to_string(kernels.isa) << " head_dim " << head_dim << " ranges "
-                         << static_cast<int>(visible) << " softcap " << softcap);
-            expect_matches_reference(kernels, head_of(head_dim, softcap), pages,
-                                     make_rows(count, head_dim, visible));
-          }
-    }
+  for (const uint32_t head_dim : {16u, 48u, 64u, 80u, 96u, 128u, 256u, 512u}) {
+    const Pages pages(head_dim, head_dim);
+    for (const uint32_t count : {1u, 2u, 3u, 4u, 6u, 7u, 9u, 16u, 96u})
+      for (const Visible visible : kAllVisible)
+        for (const float softcap : {0.0f, 30.0f})
+          expect_all_match(head_of(head_dim, softcap), pages, count, visible);
+  }
 }
 
 // Any query heads per KV head, tokens and codecs.
 TEST(AttentionKernels, MatchTheReferenceOnEncodedPages) {
-  for (const uint32_t head_dim : {16u, 64u, 80u, 96u, 128u, 256u})
+  for (const uint32_t head_dim : {16u, 48u, 64u, 80u, 96u, 128u, 256u, 512u})
     for (const Codings& codings : all_codings()) {
       const Pages pages(head_dim, head_dim, codings);
-      for (const Kernels& kernels : available_algorithms())
-        for (const uint32_t count : {1u, 2u, 3u, 4u, 5u, 6u, 7u, 8u, 16u, 50u})
-          for (const Visible visible : kAllVisible) {
-            SCOPED_TRACE(testing::Message()
-                         << to_string(kernels.isa) << " head_dim " << head_dim << " ranges "
-                         << static_cast<int>(visible) << " " << describe(codings));
-            const float softcap = count == 5 ? 30.0f : 0.0f;
-            expect_matches_reference(kernels, head_of(head_dim, softcap), pages,
-                                     make_rows(count, head_dim, visible));
-          }
+      for (const uint32_t count : {1u, 2u, 3u, 4u, 5u, 6u, 7u, 8u, 16u, 50u})
+        for (const Visible visible : kAllVisible)
+          expect_all_match(head_of(head_dim, count == 5 ? 30.0f : 0.0f), pages, count, visible);
     }
 }
 
