@@ -41,9 +41,6 @@ struct Variant {
   std::string name() const {
     return fmt::format("hot{:.2f}.{}.{}", hot_ratio, policy_label(policy), attention);
   }
-  bool same_kind(const Variant& other) const {
-    return policy == other.policy && attention == other.attention;
-  }
 };
 
 class HifcContender final : public Contender {
@@ -132,26 +129,23 @@ class DecodeBench {
 
  private:
   Result<void> measure_all(BenchReport& report) {
-    for (const uint32_t context : contexts_) {
-      HIFC_TRY(make_hifc(context));
-      HIFC_TRY(measure(context));
-      HIFC_TRY(add_rows(report, context));
-    }
+    for (const uint32_t context : contexts_)
+      for (const std::string& policy : or_configured(options_.policies, "policy"))
+        for (const std::string& attention : or_configured(options_.attentions, "attention")) {
+          HIFC_TRY(make_hifc(context, {.policy = policy, .attention = attention}));
+          HIFC_TRY(measure(context));
+          HIFC_TRY(add_rows(report, context));
+        }
     return {};
   }
 
-  std::vector<Variant> variants() const {
+  std::vector<double> hot_ratios() const {
     std::vector<double> ratios = options_.hot_ratios;
     // The roofline needs the time of the same decode with everything hot.
     ratios.push_back(1.0);
     std::ranges::sort(ratios, std::greater());
     ratios.erase(std::unique(ratios.begin(), ratios.end()), ratios.end());
-    std::vector<Variant> all;
-    for (const std::string& policy : or_configured(options_.policies, "policy"))
-      for (const std::string& attention : or_configured(options_.attentions, "attention"))
-        for (const double ratio : ratios)
-          all.push_back({.policy = policy, .attention = attention, .hot_ratio = ratio});
-    return all;
+    return ratios;
   }
   std::vector<std::string> or_configured(const std::vector<std::string>& values,
                                          std::string_view key) const {
@@ -159,15 +153,18 @@ class DecodeBench {
     return {find_config_key(key)->get(bench_.config)};
   }
 
-  Result<void> make_hifc(uint32_t context) {
+  // One policy and kind of attention at a time: of more engines side by side each finds less of the
+  // caches left.
+  Result<void> make_hifc(uint32_t context, Variant variant) {
     hifc_.clear();
-    for (Variant& variant : variants()) {
+    for (const double ratio : hot_ratios()) {
+      variant.hot_ratio = ratio;
       HIFC_ASSIGN(auto engine,
-                  bench_.make_engine({.hot_ratio = variant.hot_ratio,
+                  bench_.make_engine({.hot_ratio = ratio,
                                       .context = context + (options_.rounds + 1) * options_.tokens,
                                       .policy = variant.policy,
                                       .attention = variant.attention}));
-      hifc_.push_back(std::make_unique<HifcContender>(std::move(variant), std::move(engine)));
+      hifc_.push_back(std::make_unique<HifcContender>(variant, std::move(engine)));
     }
     return {};
   }
@@ -188,7 +185,8 @@ class DecodeBench {
   }
 
   Result<void> measure(uint32_t context) {
-    log_info("decode at {} tokens", context);
+    log_info("decode at {} tokens, policy {}, attention {}", context,
+             hifc_.front()->variant().policy, hifc_.front()->variant().attention);
     const auto prefix = std::span(bench_.tokens).first(context);
     for (Contender* contender : contenders()) {
       HIFC_TRY(contender->go_to(prefix));
@@ -230,9 +228,8 @@ class DecodeBench {
   Result<void> add_rows(BenchReport& report, uint32_t context) {
     for (auto& each : hifc_) {
       const Variant& variant = each->variant();
-      const auto all_hot = std::ranges::find_if(hifc_, [&](const auto& other) {
-        return other->variant().hot_ratio == 1.0 && other->variant().same_kind(variant);
-      });
+      const auto all_hot = std::ranges::find_if(
+          hifc_, [](const auto& other) { return other->variant().hot_ratio == 1.0; });
       HIFC_ASSIGN(Json metrics, metrics_of(*each, median((*all_hot)->ms)));
       report.add_row(fmt::format("decode.ctx{}.{}", context, variant.name()), std::move(metrics),
                      targets(context, variant));
