@@ -63,7 +63,8 @@ class Sparse(ProgramTest):
     def test_heads_are_told_apart(self):
         text = self.folder / "text"
         text.write_text(TEXT)
-        command = ("tune", "heads", "-m", model(MODEL), "-f", text, "--threads", "1", "--tokens", "4")
+        command = ("tune", "heads", "-m", model(MODEL), "-f", text, "--threads", "1",
+                   "--tokens", "4")
         done = self.succeed(*command, "--context", "700", "--mass", "0.6", "--json")
         rows = {row["name"]: row["metrics"] for row in json.loads(done.stdout)["rows"]}
         heads = [row for name, row in rows.items() if name.startswith("layer")]
