@@ -79,7 +79,8 @@ std::string statement_of(const Fact& fact) {
   return std::string(fact.beginning) + std::string(fact.answer) + ".";
 }
 
-// Of three forms the one with which exact attention finds the most: docs/measurements.md.
+// Of three forms tried the one whose answers are likeliest under exact attention (mean logarithm
+// -1.35 over 30 facts, of which it finds 28; another finds 29 at -3.03, a third 27 at -1.74).
 std::string question_about(const Fact& fact) {
   return "\n\nQuestion: What does the text above say?\nAnswer: " + std::string(fact.beginning);
 }
