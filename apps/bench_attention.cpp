@@ -41,7 +41,7 @@ constexpr uint64_t kWorkingSetBytes = 192 * kMiB;
 constexpr uint32_t kPrefillTokens = 512;
 
 struct AttentionBenchOptions {
-  std::vector<std::string> shapes = {"9x3x64", "32x8x128", "4x1x256", "32x32x128"};
+  std::vector<std::string> shapes = {"9x3x64", "32x8x128", "32x4x128", "4x1x256", "32x32x128"};
   std::vector<std::string> codecs = {"f16", "i8", "i4", "i4-i3"};
   std::vector<uint32_t> contexts = {8192};
   uint32_t threads = 0;
@@ -273,13 +273,16 @@ class AttentionBench {
     return cases;
   }
 
-  // The best first. AMX is not for few rows: there it is AVX-512.
+  // The best first. For few rows AMX is AVX-512, unless many query heads share a KV head.
   std::vector<Contender> contenders(const kv::ModelShape& shape, const std::vector<Case>& cases,
                                     bool many_rows) {
     std::vector<Contender> all;
     for (const Isa isa : {Isa::kAmx, Isa::kAvx512, Isa::kAvx2, Isa::kPortable}) {
       const auto kernels = kernels::kernels_for(isa);
-      if (!kernels || (isa == Isa::kAmx && !many_rows)) continue;
+      if (!kernels) continue;
+      const uint32_t group = shape.query_heads / shape.kv_heads,
+                     tile_group = (*kernels)->tile_group;
+      if (isa == Isa::kAmx && !many_rows && (tile_group == 0 || group < tile_group)) continue;
       for (const Case& each : cases)
         all.push_back(
             {.kernels = *kernels,

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "apps/command.h"
+#include "apps/memory_check.h"
 #include "apps/quality.h"
 #include "base/text.h"
-#include "engine/recovery.h"
 #include "kernels/attention.h"
 
 namespace hifc::apps {
@@ -30,26 +30,32 @@ Result<void> Calibration::check(std::span<const int32_t> tokens) {
                                              plural(tokens.size(), "token"), kTokensMin));
 }
 
-Result<engine::Sensitivity> Calibration::measure(std::span<const int32_t> tokens) const {
-  HIFC_ASSIGN(engine::Sensitivity sensitivity, measure_errors(tokens));
-  HIFC_TRY(measure_weights(tokens.first(std::min(tokens.size(), kWeightTokens)), sensitivity));
-  return sensitivity;
-}
-
-Result<engine::Sensitivity> Calibration::measure_errors(std::span<const int32_t> tokens) const {
-  const uint32_t layers = model_.shape().layers;
+// K of an even one is encoded as kLossyCodecs has it, V of the odd one after it.
+std::vector<kv::CodecPolicy> Calibration::candidates() const {
   std::vector<kv::CodecPolicy> candidates;
   for (const kv::Codec codec : engine::kLossyCodecs) {
-    candidates.emplace_back(layers, kv::LayerCodecs{.k = codec});
-    candidates.emplace_back(layers, kv::LayerCodecs{.v = codec});
+    candidates.emplace_back(model_.shape().layers, kv::LayerCodecs{.k = codec});
+    candidates.emplace_back(model_.shape().layers, kv::LayerCodecs{.v = codec});
   }
+  return candidates;
+}
+
+Result<void> Calibration::check_memory(size_t tokens) const {
+  std::vector<kv::CodecPolicy> policies = candidates();
+  policies.emplace_back(model_.shape().layers);
+  return apps::check_memory(model_.shape(), policies, static_cast<uint32_t>(tokens));
+}
+
+Result<std::unique_ptr<engine::Recovery>> Calibration::run(std::span<const int32_t> tokens,
+                                                           std::vector<kv::CodecPolicy> policies,
+                                                           const char* label) const {
   HIFC_ASSIGN(const kernels::Kernels* kernels, kernels::select_kernels());
   // What a query sees of its own step is exact: steps are short, as generation's are.
   Config config = config_;
   config.ubatch = QualityRuns::kPieceTokens;
-  HIFC_ASSIGN(const auto recovery,
+  HIFC_ASSIGN(auto recovery,
               engine::Recovery::create({.shape = model_.shape(),
-                                        .policies = candidates,
+                                        .policies = std::move(policies),
                                         .tokens_max = static_cast<uint32_t>(tokens.size()),
                                         .ubatch_tokens = config.ubatch},
                                        *kernels, pool_));
@@ -57,9 +63,24 @@ Result<engine::Sensitivity> Calibration::measure_errors(std::span<const int32_t>
                                                         {.config = std::move(config),
                                                          .observer = recovery.get(),
                                                          .cancelled = &interrupted()}));
-  Progress bar({.label = "layers", .total = tokens.size(), .style = progress_});
+  Progress bar({.label = label, .total = tokens.size(), .style = progress_});
   HIFC_TRY(engine->prefill(tokens, [&](uint32_t done) { bar.update(done); }));
   bar.finish();
+  return recovery;
+}
+
+Result<std::vector<double>> Calibration::measure_recovery(std::span<const int32_t> tokens,
+                                                          const kv::CodecPolicy& policy) const {
+  HIFC_ASSIGN(const auto recovery, run(tokens, {policy}, "recovery"));
+  std::vector<double> layers;
+  for (uint32_t layer = 0; layer < policy.size(); ++layer)
+    layers.push_back(recovery->recovery(0, layer));
+  return layers;
+}
+
+Result<engine::Sensitivity> Calibration::measure_errors(std::span<const int32_t> tokens) const {
+  HIFC_ASSIGN(const auto recovery, run(tokens, candidates(), "layers"));
+  const uint32_t layers = model_.shape().layers;
   engine::Sensitivity sensitivity(layers);
   for (uint32_t layer = 0; layer < layers; ++layer)
     for (size_t i = 0; i < engine::kLossyCodecs.size(); ++i) {
@@ -69,8 +90,9 @@ Result<engine::Sensitivity> Calibration::measure_errors(std::span<const int32_t>
   return sensitivity;
 }
 
-Result<void> Calibration::measure_weights(std::span<const int32_t> tokens,
+Result<void> Calibration::measure_weights(std::span<const int32_t> text,
                                           engine::Sensitivity& sensitivity) const {
+  const auto tokens = text.first(std::min(text.size(), kWeightTokens));
   const uint32_t layers = model_.shape().layers;
   const uint32_t batches = (layers + kLayersAtOnce - 1) / kLayersAtOnce;
   Progress bar({.label = "output", .total = batches * tokens.size(), .style = progress_});

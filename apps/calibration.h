@@ -2,20 +2,22 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
+#include <vector>
 
 #include "apps/progress.h"
 #include "base/config.h"
 #include "base/result.h"
 #include "engine/model.h"
 #include "engine/policy_tuning.h"
+#include "engine/recovery.h"
 #include "engine/thread_pool.h"
+#include "kv/codec.h"
 
 namespace hifc::apps {
 
-// What every codec of K and of V does to each layer's attention, beside one exact run; then, on the
-// first kWeightTokens of the tokens, what each layer with its K and V in two bits does to the
-// model's output. `config` names the policy f16.
+// Measures beside exact runs. `config` is for exact attention over all KV in memory.
 class Calibration {
  public:
   static constexpr size_t kWeightTokens = 1024;
@@ -28,13 +30,24 @@ class Calibration {
 
   // kInvalid where the text is too short to tell anything.
   static Result<void> check(std::span<const int32_t> tokens);
+  // kInvalid where so many tokens need more memory than there is.
+  Result<void> check_memory(size_t tokens) const;
 
-  Result<engine::Sensitivity> measure(std::span<const int32_t> tokens) const;
-
- private:
+  // What every codec of K and of V does to each layer's attention. All weights are 1.
   Result<engine::Sensitivity> measure_errors(std::span<const int32_t> tokens) const;
+  // Sets the weights: what each layer with its K and V in two bits does to the model's output, on
+  // the first kWeightTokens of the tokens.
   Result<void> measure_weights(std::span<const int32_t> tokens,
                                engine::Sensitivity& sensitivity) const;
+  // [layer] recovery under a policy, K and V encoded together.
+  Result<std::vector<double>> measure_recovery(std::span<const int32_t> tokens,
+                                               const kv::CodecPolicy& policy) const;
+
+ private:
+  std::vector<kv::CodecPolicy> candidates() const;
+  Result<std::unique_ptr<engine::Recovery>> run(std::span<const int32_t> tokens,
+                                                std::vector<kv::CodecPolicy> policies,
+                                                const char* label) const;
 
   const engine::Model& model_;
   engine::ThreadPool& pool_;

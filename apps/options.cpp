@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "apps/arguments.h"
+#include "base/check.h"
 #include "base/text.h"
 
 namespace hifc::apps {
@@ -149,6 +150,15 @@ Result<Config> ConfigOptions::resolve() const {
   HIFC_ASSIGN(config, apply_settings(std::move(config), settings()));
   HIFC_TRY(validate(config));
   return config;
+}
+
+Config in_memory(const Config& config) {
+  Config result;
+  for (const ConfigKey& key : config_keys())
+    if (std::ranges::find(kWithoutTiers, key.name) == kWithoutTiers.end())
+      HIFC_CHECK(key.set(result, key.get(config)).has_value());
+  result.flash_cache_size = 0;
+  return result;
 }
 
 std::string explain(const CLI::App& app, const CLI::ParseError& error,

@@ -18,7 +18,7 @@ class ParseError;
 
 namespace hifc::apps {
 
-// For commands that hold all KV in memory, whose policy is their own affair.
+// For commands that hold all KV in memory, whose policy is their own affair (in_memory()).
 inline constexpr auto kWithoutTiers = std::to_array<std::string_view>(
     {"flash_cache_size", "flash_path",     "flash_free_space", "flash_deadline",
      "hot_cache_ratio",  "hot_cache_size", "warm_cache_size",  "prefetch_window",
@@ -57,6 +57,10 @@ class ConfigOptions {
   CLI::Option* preset_;
   CLI::Option* file_;
 };
+
+// `config` with every key of kWithoutTiers as it is by default, and no flash: what a file or a
+// preset says of them is not for those commands.
+Config in_memory(const Config& config);
 
 // One sentence for a command line that `app` refused, with the option that was probably meant.
 // `arguments`: the words that it parsed.

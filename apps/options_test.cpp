@@ -155,6 +155,25 @@ TEST(ConfigOptions, ValuesReachTheParserAsWritten) {
   EXPECT_TRUE(refused({"--hot=-5GB"}).starts_with("--hot-cache-size: \"-5GB\" is not a size"));
 }
 
+TEST(InMemory, LeavesNothingOfTiersAndPolicies) {
+  Config config;
+  config.threads = 3;
+  config.context = 4096;
+  EXPECT_EQ(in_memory(config).threads, 3u);
+  EXPECT_EQ(in_memory(config).context, 4096u);
+  const Config plain = in_memory(config);
+  config.attention = AttentionMode::kSparse;
+  config.policy = "auto75";
+  config.deterministic = true;
+  config.flash_path = "/data/kv";
+  config.hot_cache_ratio = 0.25;
+  config.block_tokens = 64;
+  config.ubatch = 128;
+  EXPECT_EQ(in_memory(config), plain);
+  EXPECT_EQ(plain.flash_cache_size, 0u);
+  EXPECT_EQ(plain.attention, AttentionMode::kExact);
+}
+
 std::string explained(std::vector<std::string> arguments) {
   CLI::App app;
   CLI::App* const run = app.add_subcommand("run");

@@ -85,11 +85,10 @@ Result<std::vector<int32_t>> tokens_of(const engine::Model& model, const engine:
 }
 
 Result<size_t> QualityRuns::add(engine::EngineOptions options) {
-  options.outputs_max = piece_tokens_;
+  options.outputs_max = kPieceTokens;
   const bool one_by_one = options.config.attention == AttentionMode::kSparse;
   options.cancelled = &interrupted();
   HIFC_ASSIGN(auto engine, engine::Engine::create(model_, pool_, std::move(options)));
-  piece_tokens_ = std::min(piece_tokens_, engine->ubatch_tokens());
   engines_.push_back({.engine = std::move(engine), .one_by_one = one_by_one});
   return engines_.size() - 1;
 }
@@ -103,8 +102,8 @@ Result<void> QualityRuns::add_llama() {
                 engine::Reference::create(model_, pool_,
                                           {.mode = mode,
                                            .context_tokens = static_cast<uint32_t>(tokens_.size()),
-                                           .ubatch_tokens = piece_tokens_,
-                                           .outputs_max = piece_tokens_}));
+                                           .ubatch_tokens = kPieceTokens,
+                                           .outputs_max = kPieceTokens}));
     llama_.push_back(std::move(run));
   }
   return {};
@@ -112,11 +111,23 @@ Result<void> QualityRuns::add_llama() {
 
 Result<void> QualityRuns::run(FunctionRef<void(size_t)> progress) {
   HIFC_TRY(add_llama());
-  for (size_t at = 0; at + 1 < tokens_.size(); at += piece_tokens_) {
-    HIFC_TRY(piece(at));
-    progress(std::min(at + piece_tokens_, tokens_.size()));
+  for (size_t at = 0; at + 1 < tokens_.size();) {
+    const size_t count = piece_tokens(at);
+    HIFC_TRY(piece(at, count));
+    at += count;
+    progress(at);
   }
   return {};
+}
+
+// No piece goes past the end of an engine's chunk, as no step of a prompt does.
+size_t QualityRuns::piece_tokens(size_t at) const {
+  size_t count = std::min<size_t>(kPieceTokens, tokens_.size() - at);
+  for (const Run& run : engines_) {
+    const size_t chunk = run.engine->ubatch_tokens();
+    count = std::min(count, chunk - at % chunk);
+  }
+  return count;
 }
 
 std::span<const float> QualityRuns::logits(size_t run, uint32_t row) const {
@@ -138,8 +149,7 @@ Result<void> QualityRuns::step(Run& run, std::span<const int32_t> tokens) {
   return {};
 }
 
-Result<void> QualityRuns::piece(size_t at) {
-  const size_t count = std::min<size_t>(piece_tokens_, tokens_.size() - at);
+Result<void> QualityRuns::piece(size_t at, size_t count) {
   const auto tokens = std::span(tokens_).subspan(at, count);
   for (Run& run : engines_) HIFC_TRY(step(run, tokens));
   for (auto& run : llama_) HIFC_TRY(run->step(tokens, /*all_outputs=*/true));

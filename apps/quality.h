@@ -79,7 +79,8 @@ class QualityRuns {
   };
   Result<void> step(Run& run, std::span<const int32_t> tokens);
   Result<void> add_llama();
-  Result<void> piece(size_t at);
+  size_t piece_tokens(size_t at) const;
+  Result<void> piece(size_t at, size_t count);
   BenchReport::Json metrics_of(const Quality& quality) const;
   std::span<const float> logits(size_t run, uint32_t row) const;
 
@@ -87,7 +88,6 @@ class QualityRuns {
   engine::ThreadPool& pool_;
   std::vector<int32_t> tokens_;
   Floor floor_;
-  uint32_t piece_tokens_ = kPieceTokens;
   std::vector<std::unique_ptr<engine::Reference>> llama_;
   std::array<Quality, kLlamaRuns> llama_quality_;
   std::vector<Run> engines_;

@@ -10,6 +10,8 @@
 #include <memory>
 #include <optional>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "apps/arguments.h"
 #include "apps/bench_report.h"
@@ -72,10 +74,8 @@ class Tune {
 
   Result<int> operator()() {
     HIFC_TRY(check_policy_output(options_.output_path));
-    HIFC_ASSIGN(config_, options_.config->resolve());
-    config_.policy = "f16";
-    config_.deterministic = false;
-    config_.flash_cache_size = 0;
+    HIFC_ASSIGN(const Config config, options_.config->resolve());
+    config_ = in_memory(config);
     HIFC_ASSIGN(model_, engine::Model::load(options_.model));
     if (options_.save_bytes) HIFC_TRY(engine::check_saving(model_->shape(), *options_.save_bytes));
     HIFC_ASSIGN(pool_, engine::ThreadPool::create(config_.threads));
@@ -84,10 +84,11 @@ class Tune {
                                    Calibration::kTokensDefault));
     HIFC_TRY(Calibration::check(tokens_));
     const Calibration calibration(*model_, *pool_, config_, Progress::style(options_.quiet));
-    HIFC_ASSIGN(const auto sensitivity, calibration.measure(tokens_));
-    HIFC_ASSIGN(const kv::CodecPolicy policy, choose(sensitivity));
-    HIFC_TRY(engine::write_policy(options_.output_path, policy, *model_, comment()));
-    HIFC_ASSIGN(const BenchReport report, check(sensitivity, policy));
+    HIFC_TRY(calibration.check_memory(tokens_.size()));
+    HIFC_ASSIGN(const Tuned tuned,
+                options_.save_bytes ? fit_to_bytes(calibration) : fit_to_recovery(calibration));
+    HIFC_TRY(engine::write_policy(options_.output_path, tuned.policy, *model_, comment()));
+    HIFC_ASSIGN(const BenchReport report, check(tuned));
     HIFC_ASSIGN(const int status, publish(report, options_.output));
     if (!options_.output.json)
       fmt::print("{}: use it with --policy {}\n", options_.output_path, options_.output_path);
@@ -103,14 +104,47 @@ class Tune {
                        options_.file, tokens_.size(), goal);
   }
 
-  Result<kv::CodecPolicy> choose(const engine::Sensitivity& sensitivity) const {
-    return options_.save_bytes
-               ? engine::policy_saving(sensitivity, model_->shape(), *options_.save_bytes)
-               : engine::policy_recovering(sensitivity, model_->shape(), *options_.recovery);
+  struct Tuned {
+    engine::Sensitivity sensitivity;
+    kv::CodecPolicy policy;
+    std::vector<double> recovery;  // [layer]
+  };
+
+  Result<Tuned> fit_to_bytes(const Calibration& calibration) const {
+    Tuned tuned;
+    HIFC_ASSIGN(tuned.sensitivity, calibration.measure_errors(tokens_));
+    HIFC_TRY(calibration.measure_weights(tokens_, tuned.sensitivity));
+    HIFC_ASSIGN(tuned.policy,
+                engine::policy_saving(tuned.sensitivity, model_->shape(), *options_.save_bytes));
+    HIFC_ASSIGN(tuned.recovery, calibration.measure_recovery(tokens_, tuned.policy));
+    return tuned;
+  }
+
+  // Errors of K and of V together are estimated from those of each alone: where that proves to be
+  // too little, the layer's estimates are raised and it is tried again. No layer gets the same
+  // codecs twice, and F16 has no error, so that this ends.
+  Result<Tuned> fit_to_recovery(const Calibration& calibration) const {
+    Tuned tuned;
+    HIFC_ASSIGN(tuned.sensitivity, calibration.measure_errors(tokens_));
+    for (bool kept = false; !kept;) {
+      tuned.policy =
+          engine::policy_recovering(tuned.sensitivity, model_->shape(), *options_.recovery);
+      HIFC_ASSIGN(tuned.recovery, calibration.measure_recovery(tokens_, tuned.policy));
+      kept = true;
+      for (size_t layer = 0; layer < tuned.policy.size(); ++layer)
+        if (!(tuned.recovery[layer] >= *options_.recovery) &&
+            tuned.policy[layer] != kv::LayerCodecs{}) {
+          engine::raise_to(tuned.sensitivity[layer], tuned.policy[layer],
+                           1 - tuned.recovery[layer]);
+          kept = false;
+        }
+    }
+    return tuned;
   }
 
   // What the policy does to the same text.
-  Result<BenchReport> check(const engine::Sensitivity& sensitivity, const kv::CodecPolicy& policy) {
+  Result<BenchReport> check(const Tuned& tuned) {
+    const kv::CodecPolicy& policy = tuned.policy;
     QualityRuns runs(*model_, *pool_, tokens_);
     HIFC_TRY(runs.add({.config = config_, .codecs = policy}));
     Progress bar(
@@ -121,11 +155,13 @@ class Tune {
                                         {"file", options_.file},
                                         {"tokens", tokens_.size()},
                                         {"output", options_.output_path}});
-    for (uint32_t layer = 0; layer < policy.size(); ++layer)
-      report.add_row(fmt::format("layer{}", layer),
-                     {{"k", kv::to_string(policy[layer].k)},
-                      {"v", kv::to_string(policy[layer].v)},
-                      {"recovery", 1 - engine::error_of(sensitivity[layer], policy[layer])}});
+    for (uint32_t layer = 0; layer < policy.size(); ++layer) {
+      BenchReport::Json metrics = {{"k", kv::to_string(policy[layer].k)},
+                                   {"v", kv::to_string(policy[layer].v)},
+                                   {"recovery", tuned.recovery[layer]}};
+      if (options_.save_bytes) metrics["weight"] = tuned.sensitivity[layer].weight;
+      report.add_row(fmt::format("layer{}", layer), std::move(metrics));
+    }
     // Last, where it is not scrolled away.
     report.add_row("policy", runs.engine_metrics(0));
     return report;

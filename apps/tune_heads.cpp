@@ -106,11 +106,8 @@ class TuneHeads {
   explicit TuneHeads(const HeadsOptions& options) : options_(options) {}
 
   Result<int> operator()() {
-    HIFC_ASSIGN(config_, options_.config->resolve());
-    config_.flash_cache_size = 0;
-    config_.deterministic = false;
-    config_.attention = AttentionMode::kExact;
-    config_.policy = "f16";
+    HIFC_ASSIGN(const Config config, options_.config->resolve());
+    config_ = in_memory(config);
     config_.context = options_.context + options_.tokens;
     HIFC_TRY(measure_device());
     HIFC_ASSIGN(model_, engine::Model::load(options_.model));

@@ -103,6 +103,13 @@ double error_of(const LayerSensitivity& layer, LayerCodecs codecs) {
   return std::hypot(error_of(layer.k, codecs.k), error_of(layer.v, codecs.v));
 }
 
+void raise_to(LayerSensitivity& layer, LayerCodecs codecs, double error) {
+  constexpr double kRounding = 1 + 1e-9;
+  const double factor = error / error_of(layer, codecs) * kRounding;
+  if (factor <= 1) return;
+  for (size_t i = 0; i < kLossyCodecs.size(); ++i) layer.k[i] *= factor, layer.v[i] *= factor;
+}
+
 void weigh(Sensitivity& sensitivity, LayerCodecs probe, std::span<const double> kl) {
   HIFC_CHECK(kl.size() == sensitivity.size());
   // Less than this share of the mean cannot be told from noise.

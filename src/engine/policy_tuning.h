@@ -28,6 +28,10 @@ using Sensitivity = std::vector<LayerSensitivity>;  // [layer]
 // Of both together, as if the two were independent of each other.
 double error_of(const LayerSensitivity& layer, kv::LayerCodecs codecs);
 
+// Where error_of() `codecs` is less than the measured `error`: raises all of the layer's errors in
+// proportion, so that it is a little more. What is not finite excludes every codec.
+void raise_to(LayerSensitivity& layer, kv::LayerCodecs codecs, double error);
+
 // Sets the weights from what the model's output loses (KL divergence) with one layer at a time in
 // codecs `probe`: kl[layer], noise included, which may make it negative.
 void weigh(Sensitivity& sensitivity, kv::LayerCodecs probe, std::span<const double> kl);
@@ -41,8 +45,8 @@ Result<void> check_saving(const kv::ModelShape& shape, double share);
 Result<kv::CodecPolicy> policy_saving(const Sensitivity& sensitivity, const kv::ModelShape& shape,
                                       double share);
 
-// The fewest bytes with every layer's error at most 1 - recovery: by error_of(), so that what is
-// measured with K and V encoded together may be a little more.
+// The fewest bytes with every layer's error_of() at most 1 - recovery. What is measured with K and
+// V encoded together may be a little more: raise_to().
 kv::CodecPolicy policy_recovering(const Sensitivity& sensitivity, const kv::ModelShape& shape,
                                   double recovery);
 

@@ -2,11 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>
 #include <random>
 #include <string>
+#include <vector>
 
 #include "engine/policy.h"
 #include "kv/layout.h"
@@ -188,6 +190,43 @@ TEST(PolicyRecovering, KeepsEveryLayerAboveTheShareInTheFewestBytes) {
   }
   EXPECT_GT(last, 0.6);
   EXPECT_EQ(policy_recovering(sensitivity, shape, 0.9999), named_policy("f16", 12).value());
+}
+
+TEST(PolicyRecovering, NeverTakesCodecsThatProvedToLoseMore) {
+  const kv::ModelShape shape = shape_of(1);
+  constexpr double kRecovery = 0.9;
+  Sensitivity sensitivity = random_sensitivity(1, 4);
+  std::vector<kv::LayerCodecs> tried;
+  for (;;) {
+    const kv::LayerCodecs codecs = policy_recovering(sensitivity, shape, kRecovery)[0];
+    EXPECT_EQ(std::ranges::find(tried, codecs), tried.end());
+    tried.push_back(codecs);
+    if (codecs == kv::LayerCodecs{}) break;
+    ASSERT_LT(tried.size(), 25u);
+    // The least that is more than what may be lost.
+    raise_to(sensitivity[0], codecs, std::nextafter(1 - kRecovery, 1.0));
+    EXPECT_GT(error_of(sensitivity[0], codecs), 1 - kRecovery);
+  }
+  EXPECT_GT(tried.size(), 1u);
+}
+
+TEST(PolicyRecovering, LeavesExactWhatMeasuresAsNoNumber) {
+  Sensitivity sensitivity = random_sensitivity(2, 5);
+  const kv::LayerCodecs codecs = policy_recovering(sensitivity, shape_of(2), 0.9)[0];
+  ASSERT_TRUE(codecs.lossy());
+  raise_to(sensitivity[0], codecs, std::numeric_limits<double>::quiet_NaN());
+  const kv::CodecPolicy policy = policy_recovering(sensitivity, shape_of(2), 0.9);
+  EXPECT_FALSE(policy[0].lossy());
+  EXPECT_TRUE(policy[1].lossy());
+}
+
+TEST(RaiseTo, LeavesErrorsThatAreLargeEnough) {
+  LayerSensitivity layer = random_sensitivity(1, 6)[0];
+  const LayerSensitivity before = layer;
+  const kv::LayerCodecs codecs{.k = Codec::kI4, .v = Codec::kI3};
+  raise_to(layer, codecs, error_of(layer, codecs) / 2);
+  EXPECT_EQ(layer.k, before.k);
+  EXPECT_EQ(layer.v, before.v);
 }
 
 TEST(NamedPolicy, SavesWhatItsNameSays) {

@@ -83,6 +83,7 @@ Kernels table_for(Isa isa) {
           .tile_rows = 96,
           .scratch_bytes = scratch_bytes,
           .attend_split = attend_split<Units::kVectors>,
+          .tile_group = 0,
           .prompts_differ = false,
           .prompt_scratch_bytes = scratch_bytes,
           .attend_split_prompt = attend_split<Units::kVectors>,
@@ -105,6 +106,7 @@ const Kernels* amx_kernels() {
     amx.tile_rows = 384;
     amx.scratch_bytes = amx::codes_scratch_bytes;
     amx.attend_split = amx::attend_split_with_codes;
+    amx.tile_group = amx::kTileGroup;
     amx.prompts_differ = true;
     amx.prompt_scratch_bytes = amx::SplitAttention::scratch_bytes;
     amx.attend_split_prompt = amx::attend_split;

@@ -28,7 +28,9 @@ class Policy(ProgramTest):
         tuned = self.rows(self.succeed(*self.tune("--save-bytes", "60%", "--json")))
         self.assertGreaterEqual(tuned["policy"]["saved"], 0.6)
         self.assertLess(tuned["policy"]["saved"], 0.66)
-        self.assertGreater(sum(name.startswith("layer") for name in tuned), 1)
+        layers = [metrics for name, metrics in tuned.items() if name.startswith("layer")]
+        self.assertGreater(len(layers), 1)
+        self.assertTrue(all(layer["weight"] > 0 for layer in layers))
 
         report = self.rows(self.succeed("eval", "-m", model(MODEL), "-f", TEXT, *TOKENS,
                                         "--policy", self.policy, "--json"))
@@ -42,14 +44,39 @@ class Policy(ProgramTest):
         for name, metrics in tuned.items():
             if name.startswith("layer"):
                 self.assertGreaterEqual(metrics["recovery"], 0.97, name)
+                # Fitted to recovery alone.
+                self.assertNotIn("weight", metrics)
         self.assertGreater(tuned["policy"]["saved"], 0.3)
         # Two bits everywhere keep less than that.
         self.assertLess(tuned["policy"]["saved"], 0.84)
-        # Measured with K and V encoded together.
+        # What is told of layers was measured, with K and V encoded together.
         report = self.rows(self.succeed(
             "bench", "quality", "-m", model(MODEL), "--text", f"gpl3={TEXT}",
             "--policies", self.policy, *TOKENS, "--json"))
-        self.assertGreaterEqual(report["quality.policy.gpl3"]["recovery_min"], 0.965)
+        for layer, recovery in enumerate(report["quality.policy.gpl3"]["recovery_layers"]):
+            self.assertAlmostEqual(recovery, tuned[f"layer{layer}"]["recovery"], places=3)
+
+    def test_a_file_cannot_make_measurements_sparse_or_tiered(self):
+        config = self.folder / "hifc.yaml"
+        config.write_text("hifc_config: {attention: sparse, mass: 0.5, policy: auto75, ubatch: 64, "
+                          f"hot_cache_size: 1MiB, flash_path: {self.flash}}}\n")
+        bench = ("bench", "quality", "-m", model(MODEL), "--text", f"gpl3={TEXT}",
+                 "--policies", "auto75", *TOKENS, "--json")
+        plain = self.rows(self.succeed(*bench))
+        self.assertEqual(self.rows(self.succeed(*bench, "--config", config)), plain)
+        self.succeed(*self.tune("--recovery", "97%", "--json"))
+        policy = self.policy.read_text()
+        self.succeed(*self.tune("--recovery", "97%", "--json", "--config", config))
+        self.assertEqual(self.policy.read_text(), policy)
+        self.assertEqual(self.leftovers(), [])
+
+    def test_targets_are_for_the_text_that_they_name(self):
+        done = self.succeed(
+            "bench", "quality", "-m", model(MODEL), "--text", f"gpl3={TEXT},{TEXT.parent}/GPL-2",
+            "--policies", "auto75", *TOKENS, "--json")
+        targets = {row["name"]: row["target"] for row in json.loads(done.stdout)["rows"]}
+        self.assertTrue(targets["quality.auto75.gpl3"])
+        self.assertFalse(targets["quality.auto75.gpl2"])
 
     def test_quality_is_judged_on_another_text_than_the_policy_was_fitted_to(self):
         other = self.folder / "other.txt"
