@@ -35,7 +35,7 @@ class Eval {
 
   Result<int> operator()() {
     HIFC_ASSIGN(const Config config, options_.config->resolve());
-    HIFC_ASSIGN(model_, engine::Model::load(options_.model));
+    HIFC_ASSIGN(model_, engine::Model::load(options_.model, engine::rounding_of(config)));
     HIFC_ASSIGN(const engine::Budget budget, engine::plan_budget(config, *model_));
     HIFC_ASSIGN(auto tokens, tokens_of(*model_, budget, options_.file, options_.tokens));
     HIFC_ASSIGN(pool_, engine::ThreadPool::create(config.threads));

@@ -73,7 +73,7 @@ class Run {
     if (text.empty()) return failure(Code::kInvalid, "the prompt is empty");
     HIFC_TRY(check_report_path());
     HIFC_TRY(options_.trace.start());
-    HIFC_ASSIGN(model_, engine::Model::load(options_.model));
+    HIFC_ASSIGN(model_, engine::Model::load(options_.model, engine::rounding_of(config)));
     run_.model_rss_bytes = resident_memory().now_bytes;
     HIFC_TRY(tokenize(std::move(text)));
     HIFC_ASSIGN(const engine::Budget budget, engine::plan_budget(config, *model_));

@@ -93,6 +93,9 @@ Result<std::unique_ptr<Engine>> Engine::create(const Model& model, ThreadPool& p
                                                options.config.policy));
   if (options.config.deterministic && options.config.attention != AttentionMode::kExact)
     return failure(Code::kInvalid, "deterministic needs attention exact, but it is 'sparse'");
+  if (rounding_of(options.config) == kernels::Rounding::kOne &&
+      model.rounding() != kernels::Rounding::kOne)
+    return failure(Code::kInvalid, "deterministic needs a model that was loaded for it");
   HIFC_ASSIGN(Budget budget,
               plan_budget(options.config, model.shape(), codecs, model.context_tokens()));
   std::unique_ptr<Engine> engine(
@@ -153,9 +156,8 @@ tier::DeviceProfile Engine::measured_device(uint32_t reads_in_flight) {
 }
 
 Result<void> Engine::create_cache() {
-  const auto rounding =
-      options_.config.deterministic ? kernels::Rounding::kOne : kernels::Rounding::kFastest;
-  HIFC_ASSIGN(const kernels::Kernels* kernels, kernels::select_kernels(rounding));
+  HIFC_ASSIGN(const kernels::Kernels* kernels,
+              kernels::select_kernels(rounding_of(options_.config)));
   HIFC_ASSIGN(fingerprint_, resolve_fingerprint(model_, *kernels, *tiers_, pool_,
                                                 {.tenant = options_.config.tenant,
                                                  .codecs = codecs_,

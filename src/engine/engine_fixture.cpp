@@ -108,8 +108,8 @@ Result<Generation> generate(Engine& engine, std::span<const int32_t> prompt, uin
 }
 
 // One thread: tests run beside each other, and threads that wait for each other spin.
-void ModelTest::load(const std::string& name) {
-  auto model = Model::load(model_path(name));
+void ModelTest::load(const std::string& name, kernels::Rounding rounding) {
+  auto model = Model::load(model_path(name), rounding);
   ASSERT_TRUE(model) << model.error().message();
   model_ = std::move(*model);
   auto pool = ThreadPool::create(1);

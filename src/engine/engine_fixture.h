@@ -60,7 +60,7 @@ Result<Generation> generate(Engine& engine, std::span<const int32_t> prompt, uin
 // A test of one model.
 class ModelTest : public ::testing::Test {
  protected:
-  void load(const std::string& name);
+  void load(const std::string& name, kernels::Rounding rounding = kernels::Rounding::kFastest);
   // Without a ring of the test's own, time stands still: loading what is stored always seems worth
   // it, whatever else the machine does.
   std::unique_ptr<Engine> make(const Config& config, io::Ring* ring = nullptr);

@@ -119,9 +119,16 @@ TEST_F(Policies, AreRefusedWhereOnlyExactBitsWillDo) {
   Config config = memory_config();
   config.policy = "auto35";
   config.deterministic = true;
-  const auto engine = Engine::create(*model_, *pool_, {.config = config});
+  auto engine = Engine::create(*model_, *pool_, {.config = config});
   ASSERT_FALSE(engine);
   EXPECT_EQ(engine.error().message(), "deterministic needs policy f16, but it is 'auto35'");
+  config.policy = "f16";
+  engine = Engine::create(*model_, *pool_, {.config = config});
+  ASSERT_FALSE(engine);
+  EXPECT_EQ(engine.error().message(), "deterministic needs a model that was loaded for it");
+  const auto model = Model::load(model_path("llama-32l"), kernels::Rounding::kOne);
+  ASSERT_FALSE(model);
+  EXPECT_EQ(model.error().code, Code::kUnsupported);
 }
 
 // More bits keep more of every layer; F16 keeps all.

@@ -173,32 +173,6 @@ TEST_P(EveryModel, GivesTheSameBitsWhereverTheKvIs) {
   }
 }
 
-// L2: how a prompt is cut into steps changes no bit either.
-TEST_P(EveryModel, DeterministicModeGivesTheSameBitsForEveryChunkSize) {
-  const std::vector<int32_t> prompt = text_tokens(*model_, 301);
-  Config config = memory_config();
-  config.deterministic = true;
-  config.ubatch = 512;
-  std::optional<Generation> expected;
-  for (const uint32_t chunk : {300u, 1u, 2u, 16u, 37u, 256u}) {
-    SCOPED_TRACE(fmt::format("chunks of {} tokens", chunk));
-    const auto engine = make(config);
-    ASSERT_NE(engine, nullptr);
-    const auto all = std::span<const int32_t>(prompt);
-    for (size_t at = 0; at < all.size(); at += chunk) {
-      const auto tokens = all.subspan(at, std::min<size_t>(chunk, all.size() - at));
-      const bool last = at + tokens.size() == all.size();
-      ASSERT_TRUE(
-          engine->step(tokens, last ? Outputs::kLast : Outputs::kNone, cache::StepKind::kPrompt));
-    }
-    const auto generation = decode(*engine, 8);
-    ASSERT_TRUE(generation) << generation.error().message();
-    if (!expected) expected = *generation;
-    EXPECT_EQ(generation->tokens, expected->tokens);
-    EXPECT_EQ(generation->logits_hash, expected->logits_hash);
-  }
-}
-
 class EngineTest : public ModelTest {};
 
 // Blocks that attention took from flash and bytes read from it, per decoded token at a context of

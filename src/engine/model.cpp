@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <mutex>
 #include <stdexcept>
@@ -103,23 +104,48 @@ std::string last_llama_error() {
   return last_error;
 }
 
-Result<std::unique_ptr<Model>> Model::load(const std::string& path) {
+kernels::Rounding rounding_of(const Config& config) {
+  return config.deterministic ? kernels::Rounding::kOne : kernels::Rounding::kFastest;
+}
+
+// Whether ggml multiplies K-quants tile by tile, as the first model that is loaded wants it: ggml
+// looks at its environment once.
+static Result<void> choose_products(kernels::Rounding rounding) {
+  constexpr const char* kTiledProducts = "GGML_CPU_TILED_MM";
+  static const bool one_rounding = [rounding] {
+    if (rounding == kernels::Rounding::kOne) setenv(kTiledProducts, "0", /*overwrite=*/1);
+    const char* tiled = std::getenv(kTiledProducts);
+    return tiled != nullptr && std::atoi(tiled) == 0;
+  }();
+  if (rounding == kernels::Rounding::kFastest || one_rounding) return {};
+  return failure(Code::kUnsupported,
+                 fmt::format("deterministic is not possible in a process that has loaded a model "
+                             "without it, unless {}=0 is in its environment",
+                             kTiledProducts));
+}
+
+Result<std::unique_ptr<Model>> Model::load(const std::string& path, kernels::Rounding rounding) {
+  HIFC_TRY(choose_products(rounding));
   install_llama_log();
   const AbortGuard guard;
   try {
-    return load_and_probe(path);
+    return load_and_probe(path, rounding);
   } catch (const std::exception& error) {
     return failure(Code::kInvalid,
                    fmt::format("model '{}' is damaged or not supported: {}", path, error.what()));
   }
 }
 
-Result<std::unique_ptr<Model>> Model::load_and_probe(const std::string& path) {
+Result<std::unique_ptr<Model>> Model::load_and_probe(const std::string& path,
+                                                     kernels::Rounding rounding) {
   HIFC_ASSIGN(const Preflight preflight, inspect(path));
   std::unique_ptr<Model> model(new Model());
   model->path_ = path;
   HIFC_ASSIGN(model->files_, identify(preflight.files));
-  model->model_ = llama_model_load_from_file(path.c_str(), llama_model_default_params());
+  model->rounding_ = rounding;
+  llama_model_params params = llama_model_default_params();
+  params.use_extra_bufts = rounding == kernels::Rounding::kFastest;
+  model->model_ = llama_model_load_from_file(path.c_str(), params);
   if (model->model_ == nullptr)
     return failure(Code::kUnsupported,
                    fmt::format("model '{}' cannot be loaded: {}", path, last_llama_error()));

@@ -8,8 +8,10 @@
 #include <string_view>
 #include <vector>
 
+#include "base/config.h"
 #include "base/result.h"
 #include "engine/digest.h"
+#include "kernels/attention.h"
 #include "kv/identity.h"
 #include "kv/shape.h"
 
@@ -24,16 +26,24 @@ struct ModelFile {
   FileIdentity identity;
 };
 
+// What a configuration asks of a model and of the kernels.
+kernels::Rounding rounding_of(const Config& config);
+
 class Model {
  public:
-  // kNotFound, kInvalid (not a GGUF file, damaged), kUnsupported (with what it is and why), or
-  // kBusy when a file changed while it was loaded.
-  static Result<std::unique_ptr<Model>> load(const std::string& path);
+  // For Rounding::kOne without ggml's repacked weights and tiled products, which round by how many
+  // rows a matrix has. ggml decides on the latter but once: kUnsupported where the process has
+  // loaded a model for Rounding::kFastest first. Else kNotFound, kInvalid (not a GGUF file,
+  // damaged), kUnsupported (with what it is and why), or kBusy when a file changed while it was
+  // loaded.
+  static Result<std::unique_ptr<Model>> load(
+      const std::string& path, kernels::Rounding rounding = kernels::Rounding::kFastest);
   ~Model();
   Model(const Model&) = delete;
   Model& operator=(const Model&) = delete;
 
   const std::string& path() const { return path_; }
+  kernels::Rounding rounding() const { return rounding_; }
   std::string description() const;  // "llama 135M Q4_1"
   const kv::ModelShape& shape() const { return identity_.shape; }
   // What of the identity of stored KV the model decides; `content` knows no tensor's bytes yet.
@@ -57,9 +67,11 @@ class Model {
 
  private:
   Model() = default;
-  static Result<std::unique_ptr<Model>> load_and_probe(const std::string& path);
+  static Result<std::unique_ptr<Model>> load_and_probe(const std::string& path,
+                                                       kernels::Rounding rounding);
 
   std::string path_;
+  kernels::Rounding rounding_ = kernels::Rounding::kFastest;
   llama_model* model_ = nullptr;
   const llama_vocab* vocab_ = nullptr;
   kv::Identity identity_;
