@@ -176,7 +176,10 @@ void KvCache::begin_step(uint32_t position, std::span<const int32_t> tokens, Ste
     drop_lost();
     Group& group = sequence_.groups[group_of(position)];
     HIFC_CHECK(group_of(position) == group_of(step_.end() - 1));
-    if (group.stage == Group::Stage::kLost) ++statistics_.lost_groups;
+    if (group.stage == Group::Stage::kLost) {
+      ++statistics_.lost_groups;
+      make_room_for_recomputing(group_of(position));
+    }
     group.stage = Group::Stage::kOpen;
   } else {
     HIFC_CHECK(position == length());
@@ -190,9 +193,24 @@ void KvCache::begin_step(uint32_t position, std::span<const int32_t> tokens, Ste
   begin_sparse_step();
 }
 
+// There is exact memory for one group that is computed again. Of others that were and wait to be
+// sealed, later ones take their turn once more, and earlier ones are sealed before their time.
+void KvCache::make_room_for_recomputing(uint32_t group) {
+  const auto lossy = std::ranges::count_if(layout().sealed, &kv::BlockLayout::lossy);
+  const uint64_t need = static_cast<uint64_t>(lossy) * layout().exact.block_bytes();
+  const uint32_t sealed_by_now = first_exact(length()) / block_tokens();
+  for (uint32_t g = group + 1; g < sealed_by_now; ++g) {
+    if (tiers_.free_bytes(tier::Part::kExact) >= need) return;
+    if (sequence_.groups[g].stage != Group::Stage::kOpen) continue;
+    lose(g);
+    sequence_.groups[g].stage = Group::Stage::kLost;
+  }
+  step_.seals_all_before = tiers_.free_bytes(tier::Part::kExact) < need;
+}
+
 void KvCache::plan_sealing() {
   if (!layout().lossy()) return;
-  const uint32_t exact_from = first_exact(step_.position);
+  const uint32_t exact_from = step_.seals_all_before ? step_.position : first_exact(step_.position);
   for (uint32_t g = 0; g * block_tokens() < exact_from; ++g)
     if (sequence_.groups[g].stage == Group::Stage::kOpen)
       step_.sealing.push_back(
@@ -248,6 +266,10 @@ Result<void> KvCache::attend(const LayerInput& input) {
     residency_.set_running(input.layer);
     outcome = sparse(input.layer) ? stream_selected(input) : stream(input);
     residency_.set_running(Residency::kNoLayer);
+    // What the layer's blocks leave free is read into while the model computes what lies between
+    // two layers' attention.
+    prefetcher_.end_layer();
+    if (outcome) advance_reads(input.layer);
   }
   return outcome;
 }

@@ -175,6 +175,7 @@ class KvCache {
     std::vector<int32_t> tokens;
     StepKind kind = StepKind::kGeneration;
     bool recompute = false;
+    bool seals_all_before = false;
     std::vector<Sealing> sealing = {};
     uint32_t end() const { return position + static_cast<uint32_t>(tokens.size()); }
   };
@@ -192,6 +193,7 @@ class KvCache {
   const kv::GroupLayout& layout() const { return format_.layout; }
   void plan();
   void plan_sealing();
+  void make_room_for_recomputing(uint32_t group);
   uint64_t bytes_to_open() const;
 
   bool cancelled() const {
@@ -291,6 +293,7 @@ class KvCache {
   std::optional<PageSelector> selector_;  // where attention may be sparse
   PageWeights exact_weights_, sketch_weights_;
   bool sparse_step_ = false;
+  uint32_t sparse_steps_ = 0;  // before the running one, without another in between
   Step step_;
   uint64_t stall_limit_ns_ = UINT64_MAX, limited_stall_ns_ = 0;
   CacheStatistics statistics_;

@@ -329,7 +329,8 @@ TEST(KvCacheSealing, ALoadedTailThatNobodyTakesGivesItsMemoryBack) {
   }
 }
 
-// Prefill, a few generated tokens, and a lost group, in no more memory than is said to be enough.
+// Prefill, a few generated tokens, a lost group, and several at once, in no more memory than is
+// said to be enough.
 TEST(KvCacheSealing, TheMinimumIsEnough) {
   const std::vector<kv::LayerCodecs> uniform = {{.k = Codec::kI8, .v = Codec::kI8},
                                                 {.k = Codec::kI4, .v = Codec::kI3}};
@@ -351,6 +352,11 @@ TEST(KvCacheSealing, TheMinimumIsEnough) {
           auto outcome = session.advance(1380, chunk);
           ASSERT_TRUE(outcome) << outcome.error().message();
           session.damage(0, 1, kv::kHeaderBytes + 100);
+          outcome = session.advance(1390, 1);
+          ASSERT_TRUE(outcome) << outcome.error().message();
+          // Those that are computed again are not sealed before the next ones are.
+          for (uint32_t group = 0; group < 6 && (group + 1) * block_tokens < 1200; ++group)
+            session.damage(group, 1, kv::kHeaderBytes + 100);
           outcome = session.advance(in.length, 1);
           ASSERT_TRUE(outcome) << outcome.error().message();
         }
@@ -359,7 +365,7 @@ TEST(KvCacheSealing, TheMinimumIsEnough) {
 
 // Damage, truncations and late devices: nothing is lost for good, and outputs stay near.
 TEST(KvCacheSealing, FaultsCostTimeOnly) {
-  for (uint64_t seed = 1; seed <= 12 && !::testing::Test::HasFailure(); ++seed) {
+  for (uint64_t seed = 1; seed <= 24 && !::testing::Test::HasFailure(); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937_64 random(seed);
     const auto below = [&](uint32_t limit) { return static_cast<uint32_t>(random() % limit); };

@@ -5,6 +5,7 @@
 //   3. attention over it, in waves, as blocks arrive
 //   4. what its pages weighed goes into the predictions for the next step
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <tuple>
 
@@ -21,8 +22,13 @@ using kv::kPageTokens;
 
 // Contexts up to here are attended to as a whole: selecting costs more than it saves.
 constexpr uint32_t kPagesMin = 8;
-// Pinned pages follow the text in steps of so many tokens.
+// Pinned pages follow the text in steps of so many tokens, and in shorter ones as long as little is
+// known of what is hot.
 constexpr uint32_t kPinInterval = 32;
+bool pins_due(uint32_t sparse_steps) {
+  return sparse_steps % kPinInterval == 0 ||
+         (sparse_steps < kPinInterval && std::has_single_bit(sparse_steps));
+}
 
 uint32_t splits_of(uint32_t tokens) {
   return (tokens + kSplitTokens - 1) / kSplitTokens;
@@ -48,10 +54,12 @@ void KvCache::begin_sparse_step() {
   sparse_step_ = one_token && !step_.recompute && pages_end() > kPagesMin;
   if (step_.recompute) selector_->forget(step_.position / kPageTokens, pages_end());
   prefetcher_.select_by(sparse_step_ ? &*selector_ : nullptr);
-  if (!sparse_step_)
+  if (!sparse_step_) {
     placement_.pin_earliest();
-  else if (step_.position % kPinInterval == 0)
+    sparse_steps_ = 0;
+  } else if (sparse_steps_++ > 0 && pins_due(sparse_steps_ - 1)) {
     pin_hot_pages();
+  }
 }
 
 // What a block costs when it is not in memory: a read as often as one of its pages is selected.

@@ -27,7 +27,13 @@ void Prefetcher::begin_step(uint32_t position, uint32_t position_end, uint32_t g
 
 void Prefetcher::begin_layer(uint32_t layer) {
   layer_ = layer;
+  layer_done_ = false;
   cursor_ = {};
+}
+
+void Prefetcher::end_layer() {
+  layer_done_ = true;
+  if (cursor_.ahead == 0) cursor_ = {.ahead = 1, .group = 0};
 }
 
 void Prefetcher::count_wanted() {
@@ -202,7 +208,7 @@ void Prefetcher::settle(uint32_t layer, uint32_t group) {
   if (block.heads == 0 || lost) residency_.drop(block);
   // More of it may be wanted by now.
   const bool passed = cursor_.ahead > 0 || cursor_.group > group;
-  if (layer == layer_ && passed && missing(layer, group) != 0) rewind(group);
+  if (layer == layer_ && !layer_done_ && passed && missing(layer, group) != 0) rewind(group);
 }
 
 void Prefetcher::lose(uint32_t layer, const ReadRun& run, const Error& error) {

@@ -50,6 +50,8 @@ class Prefetcher {
   void select_by(const PageSelector* selector) { selector_ = selector; }
   // `layer` is about to be computed: it comes before everything read ahead.
   void begin_layer(uint32_t layer);
+  // It has been: nothing more is read for it in this step.
+  void end_layer();
   // Counts what the running layer wants and what of it has come.
   void count_wanted();
 
@@ -118,6 +120,7 @@ class Prefetcher {
   uint32_t position_end_ = 0;
   uint32_t groups_end_ = 0;
   uint32_t layer_ = 0;
+  bool layer_done_ = false;
   Cursor cursor_;
 };
 

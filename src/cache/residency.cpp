@@ -145,7 +145,7 @@ bool Residency::evict_one(Kept kept) {
   for (const Block::State state : {Block::State::kResident, Block::State::kStaged})
     for (size_t g = sequence_.groups.size(); g-- > 0;) {
       Group& group = sequence_.groups[g];
-      if (group.stage != Group::Stage::kStored) continue;
+      if (group.stage != Group::Stage::kStored && group.stage != Group::Stage::kLost) continue;
       const bool in_kept = std::ranges::binary_search(kept.groups, static_cast<uint32_t>(g));
       for (size_t layer = group.blocks.size(); layer-- > 0;) {
         if (group.blocks[layer].state != state || (in_kept && layer == kept.layer)) continue;

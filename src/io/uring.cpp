@@ -20,7 +20,7 @@ namespace {
 
 constexpr size_t kSliceBytes = 1u << 30;  // the kernel refuses larger buffers with EFAULT
 constexpr uint32_t kSlicesMax = 1024;
-constexpr unsigned kQueuedMax = 4;  // requests of a batch that wait for the others
+constexpr unsigned kQueuedMin = 4;  // requests of a batch that are given to the kernel together
 
 // Completions are posted when the owner next enters the kernel or polls, not by interrupting its
 // computation. Older kernels than 5.19 do not know the flags.
@@ -146,7 +146,8 @@ Result<void> UringRing::submit(Request request) {
   slots_[slot].emplace(std::move(request));
   prepare(slot);
   // Not all in one call at the batch's end, since the device would idle until then.
-  if (batches_ == 0 || io_uring_sq_ready(&ring_) >= kQueuedMax) flush();
+  const unsigned queued = io_uring_sq_ready(&ring_), under_way = in_flight() - queued;
+  if (batches_ == 0 || queued >= std::max(kQueuedMin, under_way)) flush();
   return {};
 }
 
