@@ -273,35 +273,50 @@ class AttentionBench {
     return cases;
   }
 
-  // The best first. For few rows AMX is AVX-512, unless many query heads share a KV head.
+  // Whether a single token is computed on tiles; else AMX is AVX-512.
+  static bool on_tiles(const kernels::Kernels& kernels, const kv::ModelShape& shape,
+                       const Case& each) {
+    const auto few_bits = [](kv::Codec codec) {
+      return codec != kv::Codec::kF16 && codec != kv::Codec::kI8;
+    };
+    const kv::LayerCodecs codecs = parse_codecs(each.codec).value();
+    return shape.query_heads / shape.kv_heads >= kernels.tile_group &&
+           (few_bits(codecs.k) || few_bits(codecs.v));
+  }
+  // The best of those that are there for its codec.
+  static bool best(const std::vector<Contender>& all, const Contender& one) {
+    return &*std::ranges::find(all, one.kv, &Contender::kv) == &one;
+  }
+
+  // The best first.
   std::vector<Contender> contenders(const kv::ModelShape& shape, const std::vector<Case>& cases,
                                     bool many_rows) {
     std::vector<Contender> all;
     for (const Isa isa : {Isa::kAmx, Isa::kAvx512, Isa::kAvx2, Isa::kPortable}) {
       const auto kernels = kernels::kernels_for(isa);
       if (!kernels) continue;
-      const uint32_t group = shape.query_heads / shape.kv_heads,
-                     tile_group = (*kernels)->tile_group;
-      if (isa == Isa::kAmx && !many_rows && (tile_group == 0 || group < tile_group)) continue;
-      for (const Case& each : cases)
+      for (const Case& each : cases) {
+        if (isa == Isa::kAmx && !many_rows && !on_tiles(**kernels, shape, each)) continue;
         all.push_back(
             {.kernels = *kernels,
              .kv = &each,
              .attention = std::make_unique<cache::TieredAttention>(**kernels, shape, *pool_),
              .seconds = {},
              .ratios = {}});
+      }
     }
     return all;
   }
 
-  // How much faster than the same kernel over F16 pages, round by round; empty without those.
+  // How much faster than the same kernel over F16 pages, or the best one where it has no own, round
+  // by round; empty without those.
   static std::vector<double> speedups(const std::vector<Contender>& all, const Contender& one) {
-    std::vector<double> ratios;
+    const Contender* base = nullptr;
     for (const Contender& other : all)
-      if (other.kernels == one.kernels && other.kv->codec == "f16" && &other != &one)
-        for (size_t i = 0; i < one.seconds.size(); ++i)
-          ratios.push_back(other.seconds[i] / one.seconds[i]);
-    return ratios;
+      if (other.kv->codec == "f16" && (base == nullptr || other.kernels == one.kernels))
+        base = &other;
+    if (base == nullptr || base == &one) return {};
+    return ratios(base->seconds, one.seconds);
   }
   static std::string row_name(const Contender& one, const std::string& name) {
     const std::string codec = one.kv->codec == "f16" ? "fp16" : one.kv->codec;
@@ -353,7 +368,7 @@ class AttentionBench {
           {"ratio_spread", spread(contender.ratios)},
           {"working_set_bytes", workload.bytes()}};
       std::vector<BenchReport::Target> targets;
-      const bool best = contender.kernels == all.front().kernels;
+      const bool best = AttentionBench::best(all, contender);
       if (best && contender.kv->codec == "f16") targets.push_back({"ratio", Bound::kAtLeast, 0.8});
       if (const auto faster = speedups(all, contender); !faster.empty()) {
         metrics["speedup_fp16"] = median(faster);

@@ -81,6 +81,10 @@ std::string policy_label(const std::string& policy) {
 Result<void> ModelBench::prepare(uint64_t tokens_needed) {
   HIFC_ASSIGN(config, options.config->resolve());
   config.resume = false;  // every contender computes what it is measured on
+  if (config.deterministic)
+    return failure(Code::kInvalid,
+                   "deterministic would slow down llama.cpp too, which shares the model: nothing "
+                   "could be compared");
   for (const std::string& file : options.files) {
     HIFC_ASSIGN(const std::string one, read_text(file));
     text += one;

@@ -41,14 +41,19 @@ std::vector<kv::CodecPolicy> Calibration::candidates() const {
 }
 
 Result<void> Calibration::check_memory(size_t tokens) const {
+  // The other phases need less: of a quarter as many tokens at most, or of two engines.
   std::vector<kv::CodecPolicy> policies = candidates();
   policies.emplace_back(model_.shape().layers);
-  return apps::check_memory(model_.shape(), policies, static_cast<uint32_t>(tokens));
+  HIFC_ASSIGN(const uint64_t need,
+              kv_memory(model_.shape(), policies, static_cast<uint32_t>(tokens),
+                        QualityRuns::kPieceTokens));
+  return apps::check_memory(
+      fmt::format("{} under {} codecs", plural(tokens, "token"), candidates().size()), need);
 }
 
 Result<std::unique_ptr<engine::Recovery>> Calibration::run(std::span<const int32_t> tokens,
                                                            std::vector<kv::CodecPolicy> policies,
-                                                           const char* label) const {
+                                                           const std::string& label) const {
   HIFC_ASSIGN(const kernels::Kernels* kernels, kernels::select_kernels());
   // What a query sees of its own step is exact: steps are short, as generation's are.
   Config config = config_;
@@ -70,8 +75,10 @@ Result<std::unique_ptr<engine::Recovery>> Calibration::run(std::span<const int32
 }
 
 Result<std::vector<double>> Calibration::measure_recovery(std::span<const int32_t> tokens,
-                                                          const kv::CodecPolicy& policy) const {
-  HIFC_ASSIGN(const auto recovery, run(tokens, {policy}, "recovery"));
+                                                          const kv::CodecPolicy& policy,
+                                                          uint32_t attempt) const {
+  const std::string label = attempt == 1 ? "recovery" : fmt::format("recovery {}", attempt);
+  HIFC_ASSIGN(const auto recovery, run(tokens, {policy}, label));
   std::vector<double> layers;
   for (uint32_t layer = 0; layer < policy.size(); ++layer)
     layers.push_back(recovery->recovery(0, layer));
@@ -90,7 +97,7 @@ Result<engine::Sensitivity> Calibration::measure_errors(std::span<const int32_t>
   return sensitivity;
 }
 
-Result<void> Calibration::measure_weights(std::span<const int32_t> text,
+Result<bool> Calibration::measure_weights(std::span<const int32_t> text,
                                           engine::Sensitivity& sensitivity) const {
   const auto tokens = text.first(std::min(text.size(), kWeightTokens));
   const uint32_t layers = model_.shape().layers;
@@ -113,8 +120,7 @@ Result<void> Calibration::measure_weights(std::span<const int32_t> text,
       kl.push_back(runs.engine_quality(i).mean_kl() - exact_kl);
   }
   bar.finish();
-  engine::weigh(sensitivity, kProbe, kl);
-  return {};
+  return engine::weigh(sensitivity, kProbe, kl);
 }
 
 }  // namespace hifc::apps

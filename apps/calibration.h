@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "apps/progress.h"
@@ -36,18 +37,19 @@ class Calibration {
   // What every codec of K and of V does to each layer's attention. All weights are 1.
   Result<engine::Sensitivity> measure_errors(std::span<const int32_t> tokens) const;
   // Sets the weights: what each layer with its K and V in two bits does to the model's output, on
-  // the first kWeightTokens of the tokens.
-  Result<void> measure_weights(std::span<const int32_t> tokens,
+  // the first kWeightTokens of the tokens. False where that cannot be told from noise.
+  Result<bool> measure_weights(std::span<const int32_t> tokens,
                                engine::Sensitivity& sensitivity) const;
-  // [layer] recovery under a policy, K and V encoded together.
+  // [layer] recovery under a policy, K and V encoded together. `attempt` is shown from 2 on.
   Result<std::vector<double>> measure_recovery(std::span<const int32_t> tokens,
-                                               const kv::CodecPolicy& policy) const;
+                                               const kv::CodecPolicy& policy,
+                                               uint32_t attempt = 1) const;
 
  private:
   std::vector<kv::CodecPolicy> candidates() const;
   Result<std::unique_ptr<engine::Recovery>> run(std::span<const int32_t> tokens,
                                                 std::vector<kv::CodecPolicy> policies,
-                                                const char* label) const;
+                                                const std::string& label) const;
 
   const engine::Model& model_;
   engine::ThreadPool& pool_;

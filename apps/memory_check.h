@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string_view>
 
 #include "base/result.h"
 #include "kv/codec.h"
@@ -11,12 +12,17 @@
 
 namespace hifc::apps {
 
-// Bytes that can be had without swapping; empty where the system does not tell.
+// Bytes that can be had without swapping, and within a control group's limit; empty where the
+// system does not tell.
 std::optional<uint64_t> available_memory();
 
-// kInvalid where K and V of so many tokens, held under each of `policies` side by side and in F32
-// and twice in F16 by llama.cpp, are more than `available` bytes.
-Result<void> check_memory(const kv::ModelShape& shape, std::span<const kv::CodecPolicy> policies,
-                          uint32_t tokens, std::optional<uint64_t> available = available_memory());
+// K and V of `tokens` under each of `policies` side by side, computed in steps of `step_tokens`.
+Result<uint64_t> kv_memory(const kv::ModelShape& shape, std::span<const kv::CodecPolicy> policies,
+                           uint32_t tokens, uint32_t step_tokens);
+
+// kInvalid where `need` bytes are more than `available`. `what` says whose K and V they are: "4096
+// tokens under 8 codecs".
+Result<void> check_memory(std::string_view what, uint64_t need,
+                          std::optional<uint64_t> available = available_memory());
 
 }  // namespace hifc::apps

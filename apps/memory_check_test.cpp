@@ -5,10 +5,12 @@
 #include <string>
 #include <vector>
 
+#include "base/config.h"
+#include "cache/kv_cache.h"
+#include "kv/layout.h"
+
 namespace hifc::apps {
 namespace {
-
-constexpr uint32_t kTokens = 4096;
 
 kv::ModelShape shape() {
   return {.layers = 30,
@@ -17,27 +19,34 @@ kv::ModelShape shape() {
           .head_dim = 64,
           .window = std::vector<uint32_t>(30)};
 }
-// K and V in F16.
-constexpr uint64_t kBytes = uint64_t{kTokens} * 30 * 3 * 64 * 2 * 2;
 
-TEST(MemoryCheck, CountsEveryPolicyAndTheRunsOfLlama) {
-  const std::vector<kv::CodecPolicy> two(2, kv::CodecPolicy(30));
-  EXPECT_TRUE(check_memory(shape(), two, kTokens, 7 * kBytes));
-  const auto refused = check_memory(shape(), two, kTokens, 6 * kBytes - 1);
-  ASSERT_FALSE(refused);
-  EXPECT_EQ(refused.error().code, Code::kInvalid);
-  for (const char* word : {"4096 tokens", "2 policies", "540.0 MiB", "--tokens"})
-    EXPECT_NE(refused.error().message().find(word), std::string::npos) << refused.error().message();
+TEST(MemoryCheck, CountsEveryPolicyAsSmallAsItIs) {
+  const kv::CodecPolicy exact(30), small(30, {.k = kv::Codec::kI4, .v = kv::Codec::kI3});
+  const auto bytes = [](const kv::CodecPolicy& policy) {
+    const auto layout = kv::GroupLayout::make(shape(), kDefaultBlockTokens, policy).value();
+    return cache::KvCache::bytes_for_all(layout, 4096, 48);
+  };
+  EXPECT_EQ(kv_memory(shape(), std::vector{exact, small, small}, 4096, 48).value(),
+            bytes(exact) + 2 * bytes(small));
+  EXPECT_LT(bytes(small), bytes(exact) / 2);
 }
 
-TEST(MemoryCheck, CountsEncodedPoliciesAsSmallAsTheyAre) {
-  const kv::CodecPolicy small(30, {.k = kv::Codec::kI4, .v = kv::Codec::kI3});
-  EXPECT_TRUE(check_memory(shape(), std::vector(4, small), kTokens, 6 * kBytes));
-  EXPECT_FALSE(check_memory(shape(), std::vector(4, kv::CodecPolicy(30)), kTokens, 6 * kBytes));
+TEST(MemoryCheck, RefusesOneByteTooMuch) {
+  EXPECT_TRUE(check_memory("it", 5u << 20, 5u << 20));
+  EXPECT_FALSE(check_memory("it", 5u << 20, (5u << 20) - 1));
+}
+
+TEST(MemoryCheck, SaysWhatIsNeededAndWhatIsThere) {
+  const auto refused = check_memory("4096 tokens under 8 codecs", 9u << 20, 7u << 20);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, Code::kInvalid);
+  EXPECT_EQ(refused.error().message(),
+            "K and V of 4096 tokens under 8 codecs need 9 MiB of memory, but 7 MiB are "
+            "available: give fewer --tokens");
 }
 
 TEST(MemoryCheck, AcceptsWhatCannotBeJudged) {
-  EXPECT_TRUE(check_memory(shape(), std::vector(99, kv::CodecPolicy(30)), kTokens, std::nullopt));
+  EXPECT_TRUE(check_memory("it", UINT64_MAX, std::nullopt));
 }
 
 TEST(MemoryCheck, KnowsWhatThisMachineHas) {

@@ -1,6 +1,6 @@
 // hifc tune quality: measures how much each layer's attention suffers from each codec of K and of V
 // on a text, and writes the policy that saves so many bytes at the least loss, or that keeps so
-// much of every layer in the fewest bytes.
+// much of every layer in few bytes.
 #include "apps/tune.h"
 
 #include <fmt/format.h>
@@ -19,6 +19,7 @@
 #include "apps/command.h"
 #include "apps/options.h"
 #include "apps/quality.h"
+#include "base/log.h"
 #include "base/policy_file.h"
 #include "base/text.h"
 #include "engine/policy.h"
@@ -108,12 +109,13 @@ class Tune {
     engine::Sensitivity sensitivity;
     kv::CodecPolicy policy;
     std::vector<double> recovery;  // [layer]
+    bool weighed = false;
   };
 
   Result<Tuned> fit_to_bytes(const Calibration& calibration) const {
     Tuned tuned;
     HIFC_ASSIGN(tuned.sensitivity, calibration.measure_errors(tokens_));
-    HIFC_TRY(calibration.measure_weights(tokens_, tuned.sensitivity));
+    HIFC_ASSIGN(tuned.weighed, calibration.measure_weights(tokens_, tuned.sensitivity));
     HIFC_ASSIGN(tuned.policy,
                 engine::policy_saving(tuned.sensitivity, model_->shape(), *options_.save_bytes));
     HIFC_ASSIGN(tuned.recovery, calibration.measure_recovery(tokens_, tuned.policy));
@@ -126,20 +128,27 @@ class Tune {
   Result<Tuned> fit_to_recovery(const Calibration& calibration) const {
     Tuned tuned;
     HIFC_ASSIGN(tuned.sensitivity, calibration.measure_errors(tokens_));
-    for (bool kept = false; !kept;) {
+    uint32_t attempt = 1;
+    for (bool kept = false; !kept; ++attempt) {
       tuned.policy =
           engine::policy_recovering(tuned.sensitivity, model_->shape(), *options_.recovery);
-      HIFC_ASSIGN(tuned.recovery, calibration.measure_recovery(tokens_, tuned.policy));
+      HIFC_ASSIGN(tuned.recovery, calibration.measure_recovery(tokens_, tuned.policy, attempt));
       kept = true;
       for (size_t layer = 0; layer < tuned.policy.size(); ++layer)
-        if (!(tuned.recovery[layer] >= *options_.recovery) &&
-            tuned.policy[layer] != kv::LayerCodecs{}) {
+        if (tuned.policy[layer].lossy() && !keeps(tuned, layer)) {
           engine::raise_to(tuned.sensitivity[layer], tuned.policy[layer],
                            1 - tuned.recovery[layer]);
           kept = false;
         }
     }
+    for (size_t layer = 0; layer < tuned.policy.size(); ++layer)
+      if (!keeps(tuned, layer))
+        log_warn("layer {} gave no finite numbers: it is left in F16", layer);
     return tuned;
+  }
+
+  bool keeps(const Tuned& tuned, size_t layer) const {
+    return tuned.recovery[layer] >= *options_.recovery;
   }
 
   // What the policy does to the same text.
@@ -159,7 +168,7 @@ class Tune {
       BenchReport::Json metrics = {{"k", kv::to_string(policy[layer].k)},
                                    {"v", kv::to_string(policy[layer].v)},
                                    {"recovery", tuned.recovery[layer]}};
-      if (options_.save_bytes) metrics["weight"] = tuned.sensitivity[layer].weight;
+      if (tuned.weighed) metrics["weight"] = tuned.sensitivity[layer].weight;
       report.add_row(fmt::format("layer{}", layer), std::move(metrics));
     }
     // Last, where it is not scrolled away.

@@ -93,8 +93,7 @@ Result<std::unique_ptr<Engine>> Engine::create(const Model& model, ThreadPool& p
                                                options.config.policy));
   if (options.config.deterministic && options.config.attention != AttentionMode::kExact)
     return failure(Code::kInvalid, "deterministic needs attention exact, but it is 'sparse'");
-  if (rounding_of(options.config) == kernels::Rounding::kOne &&
-      model.rounding() != kernels::Rounding::kOne)
+  if (options.config.deterministic && model.rounding() != kernels::Rounding::kOne)
     return failure(Code::kInvalid, "deterministic needs a model that was loaded for it");
   HIFC_ASSIGN(Budget budget,
               plan_budget(options.config, model.shape(), codecs, model.context_tokens()));

@@ -78,6 +78,25 @@ TEST_P(Deterministic, AConversationGoesOnAsIfAllOfItWereAPrompt) {
   EXPECT_TRUE(next->same_as(*expected));
 }
 
+TEST_P(Deterministic, WhatItStoresIsNotForOthers) {
+  const testing::TempDirectory directory;
+  Config config = least_memory_config(*model_, 64, directory.file("kv"));
+  const std::vector<int32_t> text = text_tokens(*model_, 240);
+  const auto found_by = [&](kernels::Rounding rounding) {
+    load(GetParam(), rounding);
+    config.deterministic = rounding == kernels::Rounding::kOne;
+    const auto engine = make(config);
+    const uint32_t found = engine->resume(text);
+    EXPECT_TRUE(engine->prefill(std::span(text).subspan(found)));
+    EXPECT_TRUE(engine->save());
+    return found;
+  };
+  EXPECT_EQ(found_by(kernels::Rounding::kOne), 0u);
+  EXPECT_EQ(found_by(kernels::Rounding::kFastest), 0u);
+  EXPECT_GT(found_by(kernels::Rounding::kOne), 0u);
+  EXPECT_GT(found_by(kernels::Rounding::kFastest), 0u);
+}
+
 TEST(Rounding, StaysOneInAProcessThatBeganWithIt) {
   const std::string path = model_path("llama-32l");
   ASSERT_TRUE(Model::load(path, kernels::Rounding::kOne));

@@ -35,8 +35,7 @@ class ResumeEngine : public ModelTest {
     prompt_ = text_tokens(*model_, prompt_tokens);
   }
   Config streaming() const {
-    Config config = least_memory_config(*model_, kBlockTokens, directory_.file("kv"));
-    return config;
+    return least_memory_config(*model_, kBlockTokens, directory_.file("kv"));
   }
   Config roomy() const {
     Config config = streaming();
@@ -64,8 +63,7 @@ class ResumeEngine : public ModelTest {
                 config.flash_path ? engine->tiers().store().statistics().payload_bytes_put : 0};
   }
   Generation fresh(std::span<const int32_t> prompt) {
-    Config config = memory_config();
-    const auto engine = make(config);
+    const auto engine = make(memory_config());
     return generate(*engine, prompt, kGenerated).value_or(Generation{});
   }
   void expect_same(const Outcome& outcome, std::span<const int32_t> prompt) {

@@ -68,13 +68,12 @@ Result<kv::Fingerprint> digest_of(const ModelFile& file, tier::Tiers& tiers, Par
 Result<kv::Fingerprint> resolve_fingerprint(const Model& model, const kernels::Kernels& kernels,
                                             tier::Tiers& tiers, Parallel& parallel,
                                             const IdentityOptions& options) {
-  const bool one_rounding = model.rounding() == kernels::Rounding::kOne;
   kv::Identity identity = model.identity();
   identity.tenant = options.tenant;
   if (kv::lossy(options.codecs)) identity.codecs = options.codecs;
   // ggml's matrix products round differently from one instruction set to another.
   identity.arithmetic = fmt::format("{}; {}{}", kernels::to_string(kernels.isa),
-                                    llama_print_system_info(), one_rounding ? "one rounding" : "");
+                                    llama_print_system_info(), model.products());
   if (tiers.has_cold() && !options.temporary) {
     std::vector<kv::Fingerprint> digests;
     for (const ModelFile& file : model.files()) {

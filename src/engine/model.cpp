@@ -17,6 +17,8 @@
 namespace hifc::engine {
 namespace {
 
+constexpr const char* kTiledProducts = "GGML_CPU_TILED_MM";
+
 std::mutex log_mutex;
 std::string last_error;  // guarded by log_mutex
 
@@ -93,6 +95,16 @@ class AbortGuard {
 };
 thread_local bool AbortGuard::guarded = false;
 
+// Whether ggml multiplies K-quants tile by tile, as the first model that is loaded wants it.
+bool tiled_products(kernels::Rounding rounding) {
+  static const bool tiled = [rounding] {
+    if (rounding == kernels::Rounding::kOne) setenv(kTiledProducts, "0", /*overwrite=*/1);
+    const char* chosen = std::getenv(kTiledProducts);
+    return chosen == nullptr || std::atoi(chosen) != 0;
+  }();
+  return tiled;
+}
+
 }  // namespace
 
 void install_llama_log() {
@@ -104,20 +116,17 @@ std::string last_llama_error() {
   return last_error;
 }
 
+std::string_view Model::products() const {
+  if (rounding_ == kernels::Rounding::kOne) return "one rounding";
+  return tiled_products(rounding_) ? "" : "not tiled";
+}
+
 kernels::Rounding rounding_of(const Config& config) {
   return config.deterministic ? kernels::Rounding::kOne : kernels::Rounding::kFastest;
 }
 
-// Whether ggml multiplies K-quants tile by tile, as the first model that is loaded wants it: ggml
-// looks at its environment once.
 static Result<void> choose_products(kernels::Rounding rounding) {
-  constexpr const char* kTiledProducts = "GGML_CPU_TILED_MM";
-  static const bool one_rounding = [rounding] {
-    if (rounding == kernels::Rounding::kOne) setenv(kTiledProducts, "0", /*overwrite=*/1);
-    const char* tiled = std::getenv(kTiledProducts);
-    return tiled != nullptr && std::atoi(tiled) == 0;
-  }();
-  if (rounding == kernels::Rounding::kFastest || one_rounding) return {};
+  if (!tiled_products(rounding) || rounding == kernels::Rounding::kFastest) return {};
   return failure(Code::kUnsupported,
                  fmt::format("deterministic is not possible in a process that has loaded a model "
                              "without it, unless {}=0 is in its environment",
@@ -125,7 +134,6 @@ static Result<void> choose_products(kernels::Rounding rounding) {
 }
 
 Result<std::unique_ptr<Model>> Model::load(const std::string& path, kernels::Rounding rounding) {
-  HIFC_TRY(choose_products(rounding));
   install_llama_log();
   const AbortGuard guard;
   try {
@@ -142,6 +150,7 @@ Result<std::unique_ptr<Model>> Model::load_and_probe(const std::string& path,
   std::unique_ptr<Model> model(new Model());
   model->path_ = path;
   HIFC_ASSIGN(model->files_, identify(preflight.files));
+  HIFC_TRY(choose_products(rounding));
   model->rounding_ = rounding;
   llama_model_params params = llama_model_default_params();
   params.use_extra_bufts = rounding == kernels::Rounding::kFastest;

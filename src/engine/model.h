@@ -32,10 +32,10 @@ kernels::Rounding rounding_of(const Config& config);
 class Model {
  public:
   // For Rounding::kOne without ggml's repacked weights and tiled products, which round by how many
-  // rows a matrix has. ggml decides on the latter but once: kUnsupported where the process has
-  // loaded a model for Rounding::kFastest first. Else kNotFound, kInvalid (not a GGUF file,
-  // damaged), kUnsupported (with what it is and why), or kBusy when a file changed while it was
-  // loaded.
+  // rows a matrix has. ggml decides on the latter but once, by the environment, which the first
+  // load of a process sets, before there are other threads that look at it: kUnsupported where that
+  // was for Rounding::kFastest. Else kNotFound, kInvalid (not a GGUF file, damaged), kUnsupported
+  // (with what it is and why), or kBusy when a file changed while it was loaded.
   static Result<std::unique_ptr<Model>> load(
       const std::string& path, kernels::Rounding rounding = kernels::Rounding::kFastest);
   ~Model();
@@ -44,6 +44,8 @@ class Model {
 
   const std::string& path() const { return path_; }
   kernels::Rounding rounding() const { return rounding_; }
+  // How ggml multiplies, where it is not as it does by itself; else "".
+  std::string_view products() const;
   std::string description() const;  // "llama 135M Q4_1"
   const kv::ModelShape& shape() const { return identity_.shape; }
   // What of the identity of stored KV the model decides; `content` knows no tensor's bytes yet.

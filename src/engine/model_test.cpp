@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <fstream>
 #include <iterator>
 
@@ -24,6 +25,15 @@ std::string refusal(const std::string& path) {
 
 void expect_contains(const std::string& message, const std::string& part) {
   EXPECT_NE(message.find(part), std::string::npos) << message;
+}
+
+TEST(Model, CannotBeMadeDeterministicInAProcessThatIsNot) {
+  unsetenv("GGML_CPU_TILED_MM");
+  ASSERT_TRUE(Model::load(model_path("llama-32l")));
+  const auto model = Model::load(model_path("llama-32l"), kernels::Rounding::kOne);
+  ASSERT_FALSE(model);
+  EXPECT_EQ(model.error().code, Code::kUnsupported);
+  expect_contains(model.error().message(), "GGML_CPU_TILED_MM=0");
 }
 
 TEST(Model, RefusesWhatAttentionCannotDoByName) {

@@ -110,16 +110,17 @@ void raise_to(LayerSensitivity& layer, LayerCodecs codecs, double error) {
   for (size_t i = 0; i < kLossyCodecs.size(); ++i) layer.k[i] *= factor, layer.v[i] *= factor;
 }
 
-void weigh(Sensitivity& sensitivity, LayerCodecs probe, std::span<const double> kl) {
+bool weigh(Sensitivity& sensitivity, LayerCodecs probe, std::span<const double> kl) {
   HIFC_CHECK(kl.size() == sensitivity.size());
   // Less than this share of the mean cannot be told from noise.
   constexpr double kLeast = 0.05;
   const double mean = std::accumulate(kl.begin(), kl.end(), 0.0) / static_cast<double>(kl.size());
-  if (!(mean > 0) || !std::isfinite(mean)) return;
+  if (!(mean > 0) || !std::isfinite(mean)) return false;
   for (size_t i = 0; i < kl.size(); ++i) {
     const double error = error_of(sensitivity[i], probe);
     if (error > 0) sensitivity[i].weight = std::max(kl[i], kLeast * mean) / (error * error);
   }
+  return true;
 }
 
 Result<void> check_saving(const kv::ModelShape& shape, double share) {

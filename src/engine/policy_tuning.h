@@ -33,8 +33,9 @@ double error_of(const LayerSensitivity& layer, kv::LayerCodecs codecs);
 void raise_to(LayerSensitivity& layer, kv::LayerCodecs codecs, double error);
 
 // Sets the weights from what the model's output loses (KL divergence) with one layer at a time in
-// codecs `probe`: kl[layer], noise included, which may make it negative.
-void weigh(Sensitivity& sensitivity, kv::LayerCodecs probe, std::span<const double> kl);
+// codecs `probe`: kl[layer], noise included, which may make it negative; 5 % of the mean is the
+// least that counts. False, and nothing is set, where their mean is not above 0.
+bool weigh(Sensitivity& sensitivity, kv::LayerCodecs probe, std::span<const double> kl);
 
 // kInvalid where no codec saves such a share of F16's bytes.
 Result<void> check_saving(const kv::ModelShape& shape, double share);

@@ -83,7 +83,7 @@ Kernels table_for(Isa isa) {
           .tile_rows = 96,
           .scratch_bytes = scratch_bytes,
           .attend_split = attend_split<Units::kVectors>,
-          .tile_group = 0,
+          .tile_group = UINT32_MAX,
           .prompts_differ = false,
           .prompt_scratch_bytes = scratch_bytes,
           .attend_split_prompt = attend_split<Units::kVectors>,

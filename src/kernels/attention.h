@@ -86,9 +86,9 @@ struct Kernels {
   void (*attend_split)(const HeadParameters&, const SplitPages&, const QueryRows&,
                        std::byte* scratch, const Partials& out) = nullptr;
 
-  // From this many query heads a KV head on, attend_split multiplies encoded pages of few bits on
-  // tiles; 0: never.
-  uint32_t tile_group = 0;
+  // From this many query heads a KV head on, attend_split multiplies pages of 4, 3 and 2 bits on
+  // tiles.
+  uint32_t tile_group = UINT32_MAX;
 
   // The same for prompts, whose steps have many rows, with scratch of its own size. Where
   // `prompts_differ`, its bits are not those of attend_split, and infinite inputs give NaN (in
