@@ -41,7 +41,7 @@ TEST(MemoryCheck, SaysWhatIsNeededAndWhatIsThere) {
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code, Code::kInvalid);
   EXPECT_EQ(refused.error().message(),
-            "K and V of 4096 tokens under 8 codecs need 9 MiB of memory, but 7 MiB are "
+            "K and V of 4096 tokens under 8 codecs need 9.0 MiB of memory, but 7.0 MiB are "
             "available: give fewer --tokens");
 }
 
