@@ -89,7 +89,7 @@ Result<void> ModelBench::prepare(uint64_t tokens_needed) {
     HIFC_ASSIGN(const std::string one, read_text(file));
     text += one;
   }
-  HIFC_ASSIGN(model, engine::Model::load(options.model, engine::rounding_of(config)));
+  HIFC_ASSIGN(model, engine::Model::load(options.model));
   const uint32_t longest = *std::ranges::max_element(options.contexts);
   if (tokens_needed > model->context_tokens())
     return failure(Code::kInvalid,

@@ -21,7 +21,7 @@ Result<uint64_t> kv_memory(const kv::ModelShape& shape, std::span<const kv::Code
                            uint32_t tokens, uint32_t step_tokens);
 
 // kInvalid where `need` bytes are more than `available`. `what` says whose K and V they are: "4096
-// tokens under 8 codecs".
+// tokens under 3 policies".
 Result<void> check_memory(std::string_view what, uint64_t need,
                           std::optional<uint64_t> available = available_memory());
 

@@ -37,11 +37,11 @@ TEST(MemoryCheck, RefusesOneByteTooMuch) {
 }
 
 TEST(MemoryCheck, SaysWhatIsNeededAndWhatIsThere) {
-  const auto refused = check_memory("4096 tokens under 8 codecs", 9u << 20, 7u << 20);
+  const auto refused = check_memory("4096 tokens under 3 policies", 9u << 20, 7u << 20);
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code, Code::kInvalid);
   EXPECT_EQ(refused.error().message(),
-            "K and V of 4096 tokens under 8 codecs need 9.0 MiB of memory, but 7.0 MiB are "
+            "K and V of 4096 tokens under 3 policies need 9.0 MiB of memory, but 7.0 MiB are "
             "available: give fewer --tokens");
 }
 

@@ -269,7 +269,8 @@ Result<void> KvCache::attend(const LayerInput& input) {
     // What the layer's blocks leave free is read into while the model computes what lies between
     // two layers' attention.
     prefetcher_.end_layer();
-    if (outcome) advance_reads(input.layer);
+    const bool last = input.layer + 1 == layout().layers();
+    if (outcome && !(step_.recompute && last)) advance_reads(input.layer);
   }
   return outcome;
 }

@@ -196,7 +196,8 @@ TEST(KvCache, HitsItsShareInDecodeAndReadsNeighboursTogether) {
   const flash::StoreStatistics after = session.tiers->store().statistics();
   const auto memory = static_cast<double>(memory_hits() - memory_before);
   const auto cold = static_cast<double>(hits(tier::Tier::kCold) - cold_before);
-  EXPECT_NEAR(memory / (memory + cold), 0.6, 0.06);
+  EXPECT_GE(memory / (memory + cold), 0.6);
+  EXPECT_LE(memory / (memory + cold), 0.7);  // staging stays what it is for
   ASSERT_GT(after.reads, before.reads);
   EXPECT_GE((after.read_bytes - before.read_bytes) / (after.reads - before.reads), 128u << 10);
   EXPECT_EQ(session.cache->statistics().prefetch.read_errors, 0u);

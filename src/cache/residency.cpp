@@ -58,6 +58,7 @@ bool Residency::stage(uint32_t group, uint32_t layer) {
   const std::optional<tier::FrameId> frame = tiers_.acquire(tier::Tier::kWarm, bytes);
   if (!frame) return false;
   block = {.state = Block::State::kLoading, .frame = *frame, .sealed_pages = layout_.exact.pages()};
+  staged_bytes_ += bytes;
   return true;
 }
 
@@ -68,12 +69,15 @@ void Residency::used(uint32_t group, uint32_t layer) {
       !placement_.wanted(group, layer))
     return drop(block);
   if (block.state != Block::State::kStaged) return;
-  const uint64_t keep_free = placement_.staging_bytes() + expected_open_;
+  const uint64_t keep = placement_.staging_bytes() + expected_open_;
+  const uint64_t bytes = layout_.sealed[layer].bytes_of(group);
+  // What has been read ahead is staging already.
+  const uint64_t others = tiers_.free_bytes(tier::Part::kSealed) + staged_bytes_ - bytes;
   // What stays is not verified again.
   const bool good = block.verified && is_every_head(block.heads, layout_.exact.kv_heads());
-  if (good && placement_.wanted(group, layer) &&
-      tiers_.free_bytes(tier::Part::kSealed) >= keep_free) {
+  if (good && placement_.wanted(group, layer) && others >= keep) {
     block.state = Block::State::kResident;
+    staged_bytes_ -= bytes;
     tiers_.promote(block.frame);
   } else {
     drop(block);
@@ -91,6 +95,7 @@ void Residency::stored(uint32_t group, uint32_t layer) {
 void Residency::drop(Block& block) {
   if (block.state == Block::State::kAbsent) return;
   HIFC_CHECK(block.state != Block::State::kLoading);
+  if (block.state == Block::State::kStaged) staged_bytes_ -= tiers_.span(block.frame).size();
   release(block.frame);
   release(block.exact);
   block = {};

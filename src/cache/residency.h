@@ -69,6 +69,7 @@ class Residency {
   Sequence& sequence_;
   Placement& placement_;
   uint64_t expected_open_ = 0;
+  uint64_t staged_bytes_ = 0;  // of blocks being read, or read and not yet used
   uint32_t running_ = kNoLayer;
 };
 

@@ -99,6 +99,7 @@ TEST_P(Deterministic, WhatItStoresIsNotForOthers) {
 
 TEST(Rounding, StaysOneInAProcessThatBeganWithIt) {
   const std::string path = model_path("llama-32l");
+  ASSERT_FALSE(Model::load(path + ".absent"));
   ASSERT_TRUE(Model::load(path, kernels::Rounding::kOne));
   // Slower than it might be, and that is all.
   ASSERT_TRUE(Model::load(path));
