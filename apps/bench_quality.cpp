@@ -9,7 +9,6 @@
 #include <memory>
 #include <numeric>
 #include <optional>
-#include <span>
 #include <string_view>
 
 #include "apps/arguments.h"

@@ -203,7 +203,6 @@ void KvCache::make_room_for_recomputing(uint32_t group) {
     if (tiers_.free_bytes(tier::Part::kExact) >= need) return;
     if (sequence_.groups[g].stage != Group::Stage::kOpen) continue;
     lose(g);
-    sequence_.groups[g].stage = Group::Stage::kLost;
   }
   step_.seals_all_before = tiers_.free_bytes(tier::Part::kExact) < need;
 }
@@ -601,6 +600,7 @@ void KvCache::lose(uint32_t index) {
   Group& group = sequence_.groups[index];
   residency_.drop_group(group);
   group.handle = {};
+  group.stage = Group::Stage::kLost;
 }
 
 // Steps elsewhere than where the last one ended do not use it all, and would never free the rest.
@@ -615,7 +615,6 @@ void KvCache::abort_step() {
   if (step_.recompute) {
     const uint32_t group = group_of(step_.position);
     lose(group);
-    sequence_.groups[group].stage = Group::Stage::kLost;
   } else {
     drop_groups_from(layout().groups_of(length()));
   }

@@ -26,8 +26,8 @@ constexpr uint32_t kPagesMin = 8;
 // known of what is hot.
 constexpr uint32_t kPinInterval = 32;
 bool pins_due(uint32_t sparse_steps) {
-  return sparse_steps % kPinInterval == 0 ||
-         (sparse_steps < kPinInterval && std::has_single_bit(sparse_steps));
+  return sparse_steps < kPinInterval ? std::has_single_bit(sparse_steps)
+                                     : sparse_steps % kPinInterval == 0;
 }
 
 uint32_t splits_of(uint32_t tokens) {
@@ -57,7 +57,7 @@ void KvCache::begin_sparse_step() {
   if (!sparse_step_) {
     placement_.pin_earliest();
     sparse_steps_ = 0;
-  } else if (sparse_steps_++ > 0 && pins_due(sparse_steps_ - 1)) {
+  } else if (pins_due(sparse_steps_++)) {
     pin_hot_pages();
   }
 }
